@@ -1,0 +1,1 @@
+"""LFM2 language models on tinygrad."""
