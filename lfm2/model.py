@@ -1,0 +1,162 @@
+"""The forward pass of LFM2, dense and MoE, over one ragged round. Attributes bear the names of the checkpoint.
+
+Knows tensors and ops; knows nothing of requests, text or files. Letters: T rows of the round, N drawn rows, C model width,
+H heads, K kv heads, D head width, V vocabulary.
+"""
+
+import numpy as np
+from tinygrad import Tensor, dtypes
+from tinygrad.dtype import DType
+
+from lfm2.config import Config
+from lfm2.state import State
+from lfm2.weights import Weights
+from metal_ops.argmax import argmax
+from metal_ops.attention import attend
+from metal_ops.conv import short_conv
+from metal_ops.experts import expert_ffn, route
+from metal_ops.matmul import embed, gate_up, matmul
+from metal_ops.norm import rms_norm, rms_norm_drawn
+from metal_ops.qk import store_qkv
+from metal_ops.rows import parts
+from metal_ops.table import Capacity
+
+
+class ShortConv:
+    def __init__(self, config: Config, weights: Weights) -> None:
+        self.in_proj = weights["in_proj.weight"]
+        self.conv = weights["conv.weight"]
+        self.out_proj = weights["out_proj.weight"]
+        self.in_proj_bias = weights.get("in_proj.bias")
+        self.conv_bias = weights.get("conv.bias")
+        self.out_proj_bias = weights.get("out_proj.bias")
+
+    def __call__(self, x: Tensor, residual: Tensor, ring: Tensor, table: Tensor, capacity: Capacity) -> Tensor:
+        bcx = matmul(x, self.in_proj, self.in_proj_bias)  # (T, 3 C)
+        y, _ = short_conv(bcx, self.conv, self.conv_bias, ring, table, capacity)  # (T, C)
+        return matmul(y, self.out_proj, self.out_proj_bias, residual)
+
+
+class Attention:
+    def __init__(self, config: Config, weights: Weights) -> None:
+        self.config = config
+        self.q_proj = weights["q_proj.weight"]
+        self.k_proj = weights["k_proj.weight"]
+        self.v_proj = weights["v_proj.weight"]
+        self.out_proj = weights["out_proj.weight"]
+        self.q_layernorm = weights["q_layernorm.weight"]
+        self.k_layernorm = weights["k_layernorm.weight"]
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        angles: Tensor,
+        table: Tensor,
+        capacity: Capacity,
+    ) -> Tensor:
+        q, k, v = matmul(x, self.q_proj), matmul(x, self.k_proj), matmul(x, self.v_proj)
+        q, keys, values = store_qkv(
+            q, k, v, self.q_layernorm, self.k_layernorm, angles, self.config.norm_eps, keys, values, table, capacity
+        )  # (T, H, D)
+        mixed = attend(q, keys, values, self.config.head_dim**-0.5, table, capacity)  # (T, H D)
+        return matmul(mixed, self.out_proj, residual=residual)
+
+
+class DenseFeedForward:
+    def __init__(self, config: Config, weights: Weights) -> None:
+        self.w1 = weights["w1.weight"]
+        self.w2 = weights["w2.weight"]
+        self.w3 = weights["w3.weight"]
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        return matmul(gate_up(x, self.w1, self.w3), self.w2, residual=residual)
+
+
+class MoeFeedForward:
+    def __init__(self, config: Config, weights: Weights) -> None:
+        self.config = config
+        self.gate = weights["gate.weight"]
+        self.expert_bias = weights.get("expert_bias")
+        self.w1 = weights["experts.w1"]
+        self.w2 = weights["experts.w2"]
+        self.w3 = weights["experts.w3"]
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        config = self.config
+        logits = matmul(x, self.gate, dtype=dtypes.float32)  # (T, E)
+        chosen, weights = route(
+            logits, self.expert_bias, config.num_active_experts, config.norm_topk_prob, config.routed_scaling_factor
+        )
+        return expert_ffn(x, chosen, weights, self.w1, self.w3, self.w2, residual)
+
+
+class Layer:
+    def __init__(self, config: Config, layer: int, weights: Weights) -> None:
+        self.layer = layer
+        self.eps = config.norm_eps
+        self.operator_norm = weights["operator_norm.weight"]
+        self.ffn_norm = weights["ffn_norm.weight"]
+        if config.layer_types[layer] == "conv":
+            self.conv, self.self_attn = ShortConv(config, within(weights, "conv")), None
+        else:
+            self.conv, self.self_attn = None, Attention(config, within(weights, "self_attn"))
+        feed_forward = MoeFeedForward if config.is_moe_layer(layer) else DenseFeedForward
+        self.feed_forward = feed_forward(config, within(weights, "feed_forward"))
+
+    def __call__(self, x: Tensor, state: State, angles: Tensor, table: Tensor, capacity: Capacity) -> Tensor:
+        normed = rms_norm(x, self.operator_norm, self.eps)
+        if self.conv is not None:
+            x = self.conv(normed, x, state.rings[self.layer], table, capacity)
+        else:
+            keys, values = state.keys[self.layer], state.values[self.layer]
+            x = self.self_attn(normed, x, keys, values, angles, table, capacity)
+        return self.feed_forward(rms_norm(x, self.ffn_norm, self.eps), x)
+
+
+class LFM2:
+    """The model on one device, in one compute type, for positions below `context`."""
+
+    def __init__(self, config: Config, weights: Weights, dtype: DType, device: str, context: int) -> None:
+        self.config = config
+        self.weights = weights
+        self.dtype = dtype
+        self.embed_tokens = weights["embed_tokens.weight"]
+        self.embedding_norm = weights["embedding_norm.weight"]
+        self.lm_head = weights.get("lm_head.weight", self.embed_tokens)
+        self.layers = [Layer(config, i, within(weights, f"layers.{i}")) for i in range(config.num_layers)]
+        self.angles = Tensor(rope_angles(config, context), device=device).realize()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every buffer that a step reads: the weights in the order of their names, and the angles."""
+        return [part for name in sorted(self.weights) for part in parts(self.weights[name])] + [self.angles]
+
+    def __call__(self, tokens: Tensor, table: Tensor, state: State, capacity: Capacity) -> tuple[Tensor, Tensor]:
+        """One round. tokens (T) and table int32; returns logits (N, V) fp32 and picks (N, 2) int32, see `argmax`.
+
+        Updates the state in place.
+        """
+        x = embed(tokens, self.embed_tokens, self.dtype)  # (T, C)
+        for layer in self.layers:
+            x = layer(x, state, self.angles, table, capacity)
+        # The name notwithstanding, this is the final norm: nothing is normed after the embedding.
+        x = rms_norm_drawn(x, self.embedding_norm, self.config.norm_eps, table, capacity)  # (N, C)
+        logits = matmul(x, self.lm_head, dtype=dtypes.float32)  # (N, V)
+        return logits, argmax(logits)
+
+
+def within(weights: Weights, prefix: str) -> Weights:
+    """The weights below a dotted path, by the rest of their names."""
+    start = len(prefix) + 1
+    return {name[start:]: weight for name, weight in weights.items() if name.startswith(prefix + ".")}
+
+
+def rope_angles(config: Config, context: int) -> np.ndarray:
+    """cos, then sin, of every position's angles: (context, D) fp32; the angles are fp32 too, as in transformers."""
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequencies = np.float32(1) / np.float32(config.rope_theta) ** exponents
+    angles = np.arange(context, dtype=np.float32)[:, None] * frequencies
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1, dtype=np.float32)

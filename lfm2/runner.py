@@ -1,0 +1,124 @@
+"""Runs rounds on a device: picks the compiled form, fills its table, launches it, hands back what was drawn.
+
+Knows slots, positions and capacities; nothing of requests or text.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from tinygrad import Tensor, dtypes
+
+from lfm2.artifacts import Artifacts
+from lfm2.model import LFM2
+from lfm2.state import State
+from metal_ops.launch import Step, copy_in, empty
+from metal_ops.table import SEGMENT_COLUMNS, Capacity
+from scheduler.rounds import Round, Segment
+
+# Hears what is about to be compiled.
+Compiling = Callable[[Capacity], None]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a round computed for its drawn rows, in the order of its segments."""
+
+    tokens: np.ndarray  # (N) the greedy pick of each row
+    is_finite: np.ndarray  # (N) whether all logits of the row are finite
+    _logits: Tensor
+    _num_rows: int
+
+    def logits(self) -> np.ndarray:
+        """The logits (N, V) in fp32; read them before the next round runs."""
+        return self._logits.numpy()[: self._num_rows]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A captured step of one capacity with the buffers it reads its round from."""
+
+    capacity: Capacity
+    tokens: Tensor
+    table: Tensor
+    step: Step
+
+
+class Runner:
+    """One model with its state. `compiling` is told of each form that no artifact held."""
+
+    def __init__(
+        self, model: LFM2, state: State, device: str, artifacts: Artifacts, compiling: Compiling | None = None
+    ) -> None:
+        self.model = model
+        self.state = state
+        self.device = device
+        self.artifacts = artifacts
+        self.compiling = compiling or (lambda capacity: None)
+        self.forms: dict[Capacity, Form] = {}
+
+    def run(self, round: Round) -> Drawn:
+        """Runs one round: the state of its slots advances by their segments."""
+        form = self.form(capacity_of(round))
+        tokens, table = pack(round, form.capacity, self.state.num_slots, self.state.num_tokens)
+        copy_in(form.tokens, 0, memoryview(tokens).cast("B"))
+        copy_in(form.table, 0, memoryview(table).cast("B"))
+        logits, picks = form.step()
+        picks = picks.numpy()[: round.num_drawn]
+        return Drawn(picks[:, 0], picks[:, 1] == 1, logits, round.num_drawn)
+
+    def form(self, capacity: Capacity) -> Form:
+        """The compiled form of a capacity: at hand, from an artifact, or captured now and kept as one."""
+        if capacity not in self.forms:
+            self.forms[capacity] = self._make_form(capacity)
+        return self.forms[capacity]
+
+    def _make_form(self, capacity: Capacity) -> Form:
+        tokens = empty((capacity.rows,), dtypes.int32, self.device)
+        table = empty((capacity.table_size,), dtypes.int32, self.device)
+        inputs = [tokens, table, *self.model.tensors, *self.state.tensors]
+        step = self.artifacts.load(capacity, inputs)
+        if step is None:
+            self.compiling(capacity)
+            # Capturing runs the step once: on padding alone, which touches the scratch slot only.
+            idle_tokens, idle_table = pack(Round(()), capacity, self.state.num_slots, self.state.num_tokens)
+            copy_in(tokens, 0, memoryview(idle_tokens).cast("B"))
+            copy_in(table, 0, memoryview(idle_table).cast("B"))
+            step = Step.capture(lambda: self.model(tokens, table, self.state, capacity), inputs)
+            self.artifacts.save(capacity, step)
+        return Form(capacity, tokens, table, step)
+
+
+def capacity_of(round: Round) -> Capacity:
+    """The smallest capacity that holds a round: powers of two of rows and segments; one drawn row a segment, or all."""
+    rows, segments = bucket(round.num_rows), bucket(len(round.segments))
+    return Capacity(rows, segments, segments if round.num_drawn <= segments else rows)
+
+
+def bucket(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+def pack(round: Round, capacity: Capacity, scratch_slot: int, scratch_base: int) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens (T) and the table of a round, int32, padding included. See metal_ops/table.py for the layout."""
+    num_padding = capacity.rows - round.num_rows
+    padding = Segment(scratch_slot, scratch_base, 0, (0,) * num_padding, 0)
+    segments = [*round.segments, *([padding] if num_padding else [])]
+    table = np.zeros(capacity.table_size, np.int32)
+    columns = table[1 : capacity.rows_offset].reshape(-1, len(SEGMENT_COLUMNS))
+    rows = table[capacity.rows_offset : capacity.drawn_offset].reshape(capacity.rows, 2)
+    tokens = np.zeros(capacity.rows, np.int32)
+    drawn: list[int] = []
+    row = 0
+    for index, segment in enumerate(segments):
+        end = row + len(segment.tokens)
+        columns[index] = (segment.slot, segment.start, row, len(segment.tokens), segment.base)
+        tokens[row:end] = segment.tokens
+        rows[row:end, 0] = 0 if segment is padding else range(segment.start, segment.start + end - row)
+        rows[row:end, 1] = segment.base
+        drawn += range(end - segment.num_drawn, end)
+        row = end
+    table[0] = len(segments)
+    table[capacity.drawn_offset : capacity.drawn_offset + len(drawn)] = drawn
+    return tokens, table

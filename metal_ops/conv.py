@@ -1,0 +1,74 @@
+"""short_conv: the gated short convolution of a ragged round, with the ring that carries it from round to round.
+
+    u[t]    = round(B[t] * x[t])                            B, C, x: the three thirds of in_proj's output
+    v[t, c] = sum_j taps[c, j] * u[t - (L - 1) + j, c]      fp32, oldest first, rounded once
+    y[t]    = C[t] * v[t]
+
+bcx (T, 3 C) and y (T, C) in the compute type, taps (C, L), bias (C) or none, ring (slots, R, C). A row at position p reads
+u of p - 1, p - 2, ... from its own segment, or else from ring[slot, position % R], or as zero before position 0: the
+position decides, never what the memory holds. Every row's u goes to the ring, so that a later round may start at any of the
+last R - (L - 1) positions. One thread owns a channel of a segment and walks its rows, so no row meets another's write.
+"""
+
+from tinygrad import Tensor, dtypes
+from tinygrad.uop.ops import UOp
+
+from metal_ops.checks import expect
+from metal_ops.loops import Array, Loops, loop_kernel
+from metal_ops.sums import largest_divisor
+from metal_ops.table import Capacity
+
+
+def short_conv(
+    bcx: Tensor, taps: Tensor, bias: Tensor | None, ring: Tensor, table: Tensor, capacity: Capacity
+) -> tuple[Tensor, Tensor]:
+    """The convolution of every segment of the round: y (T, C), and the ring after it."""
+    channels, num_taps = taps.shape
+    expect("short_conv", "bcx", bcx, (capacity.rows, 3 * channels))
+    expect("short_conv", "ring", ring, (*ring.shape[:2], channels), (bcx.dtype,))
+    expect("short_conv", "table", table, (capacity.table_size,), (dtypes.int32,))
+    if num_taps < 2 or ring.shape[1] < num_taps:
+        raise ValueError(
+            f"short_conv: 2 taps at least, and a ring of as many, expected; found {num_taps} and {ring.shape[1]}"
+        )
+    return reference(bcx, taps, bias, ring, table, capacity)
+
+
+def reference(
+    bcx: Tensor, taps: Tensor, bias: Tensor | None, ring: Tensor, table: Tensor, capacity: Capacity
+) -> tuple[Tensor, Tensor]:
+    channels, num_taps = taps.shape
+    ring_size, num_carried = ring.shape[1], num_taps - 1
+    block = largest_divisor(channels, (64, 32, 16, 8, 4, 2))
+
+    def body(loops: Loops, y: Array, ring: Array, bcx: Array, taps: Array, table: Array, *bias: Array) -> None:
+        def step(c: UOp, lane: UOp, row: UOp, carried: Array) -> UOp:
+            """One row of one channel: writes y, shifts the carried values, returns u."""
+            gated = bcx[row, c].cast(dtypes.float) * bcx[row, 2 * channels + c].cast(dtypes.float)
+            u = gated.cast(y.dtype).cast(dtypes.float)
+            window = [loops.keep(carried, (j, lane)) for j in range(num_carried)] + [u]
+            v = sum(taps[c, j].cast(dtypes.float) * value for j, value in enumerate(window))
+            if bias:
+                v = v + bias[0][c].cast(dtypes.float)
+            y[row, c] = bcx[row, channels + c].cast(dtypes.float) * v.cast(y.dtype).cast(dtypes.float)
+            for j, value in enumerate(window[1:]):
+                carried[j, lane] = value
+            return u
+
+        with loops.over(capacity.num_segments(table)) as s, loops.over(channels // block) as channel_block:
+            slot, start, first_row, num_rows = (
+                capacity.segment(table, s, column) for column in ("slot", "start", "first_row", "num_rows")
+            )
+            carried = loops.local(num_carried, block)
+            with loops.over(num_carried) as j, loops.over(block) as lane:
+                position = start - num_carried + j
+                before = ring[slot, position.maximum(0) % ring_size, channel_block * block + lane]
+                carried[j, lane] = (position >= 0).where(before.cast(dtypes.float), 0.0)
+            with loops.over(num_rows) as r, loops.over(block) as lane:
+                c = channel_block * block + lane
+                ring[slot, (start + r) % ring_size, c] = step(c, lane, first_row + r, carried)
+
+    y = Tensor.empty(capacity.rows, channels, dtype=bcx.dtype, device=bcx.device)
+    reads = [bcx, taps, table] if bias is None else [bcx, taps, table, bias]
+    y, ring = loop_kernel(f"short_conv_{capacity.rows}_{channels}", body, [y, ring], reads)
+    return y, ring

@@ -1,0 +1,70 @@
+"""Touches tinygrad internals for the rest of the project: real buffers, bytes copied into them, captured steps."""
+
+import mmap
+import pickle
+from collections.abc import Callable
+from math import prod
+
+from tinygrad import Device, Tensor, TinyJit, dtypes
+from tinygrad.dtype import DType
+
+HUGE_PAGE_BYTES = 1 << 21
+
+
+def empty(shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
+    """A tensor with memory of its own and nothing written to it: a real buffer, fit to be a jit input."""
+    tensor = Tensor.empty(*shape, dtype=dtype, device=device)
+    if prod(shape) == 0:
+        return tensor
+    buffer = tensor.uop.buffer.ensure_allocated()
+    pages = getattr(buffer._buf, "meta", None)
+    if isinstance(pages, mmap.mmap) and buffer.nbytes >= HUGE_PAGE_BYTES:
+        # Host memory is faulted in as it is filled: 1.5 GB/s by huge pages, 0.9 by 4 KiB ones.
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return tensor
+
+
+def copy_in(tensor: Tensor, byte_offset: int, data: memoryview) -> None:
+    """Copy `data` over the bytes of a real `tensor` from `byte_offset` on.
+
+    `data` is writable, contiguous and free to be reused on return.
+    """
+    buffer = tensor.uop.buffer
+    part = buffer.view(data.nbytes, dtypes.uint8, byte_offset).ensure_allocated()
+    part.allocator._copyin(part._buf, data)
+    # NOTE: CUDA keeps a pinned copy of each piece until it is told that they have all arrived.
+    Device[buffer.device].synchronize()
+
+
+class Step:
+    """A function of tensors, captured once: its kernels compiled, then launched together from fixed buffers.
+
+    The inputs are real buffers that stay where they are; what changes between calls is copied into them. A captured step
+    pickles without them, so that another process can give it its own.
+    """
+
+    def __init__(self, jit, inputs: list[Tensor]) -> None:
+        self._jit = jit
+        self._input_uops = [tensor.uop.base for tensor in inputs]
+
+    @classmethod
+    def capture(cls, function: Callable[[], tuple[Tensor, ...]], inputs: list[Tensor]) -> "Step":
+        """Captures `function`, which may use any of `inputs` and no other buffer, and runs it once."""
+        jit = TinyJit(lambda _inputs: function())
+        # The first of TinyJit's two passes only tells it to capture at the second.
+        jit.cnt = 1
+        jit(inputs)
+        return cls(jit, inputs)
+
+    @classmethod
+    def loads(cls, pickled: bytes, inputs: list[Tensor]) -> "Step":
+        """A step that another process captured, on these inputs, which are of the same shapes in the same order."""
+        return cls(pickle.loads(pickled), inputs)
+
+    def dumps(self) -> bytes:
+        self._jit.captured.free_intermediates()
+        return pickle.dumps(self._jit)
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        return self._jit.captured(self._input_uops, {})

@@ -1,0 +1,97 @@
+"""store_qkv: q/k norm, RoPE, and the write of keys and values into the slots' extents.
+
+    q_out[t, h] = rope(rms_norm(q[t, h]) * q_weight, position[t])
+    keys[base + position] = rope(rms_norm(k[t]) * k_weight, position),  values[base + position] = v[t]
+
+q (T, H D), k and v (T, K D) in the compute type; q_weight and k_weight (D); angles (context, D) fp32, cos in the first half
+of a row and sin in the second; keys and values (tokens, K, D). RoPE rotates halves (dimension d with d + D/2) in fp32 and
+rounds once. The position comes from the table, never from the row's place in the round.
+"""
+
+from tinygrad import Tensor, dtypes
+
+from metal_ops.checks import expect
+from metal_ops.loops import Array, Index, Loops, loop_kernel
+from metal_ops.sums import total
+from metal_ops.table import Capacity
+
+
+def store_qkv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    angles: Tensor,
+    eps: float,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    capacity: Capacity,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rotated queries (T, H, D), and the pools of keys and values after the write."""
+    num_kv_heads, head_dim = keys.shape[1:]
+    expect("store_qkv", "q", q, (capacity.rows, q.shape[1]))
+    expect("store_qkv", "k", k, (capacity.rows, num_kv_heads * head_dim), (q.dtype,))
+    expect("store_qkv", "v", v, k.shape, (q.dtype,))
+    expect("store_qkv", "q_weight", q_weight, (head_dim,))
+    expect("store_qkv", "k_weight", k_weight, (head_dim,))
+    expect("store_qkv", "angles", angles, (angles.shape[0], head_dim), (dtypes.float32,))
+    expect("store_qkv", "values", values, keys.shape, (keys.dtype,))
+    expect("store_qkv", "table", table, (capacity.table_size,), (dtypes.int32,))
+    return reference(q, k, v, q_weight, k_weight, angles, eps, keys, values, table, capacity)
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    angles: Tensor,
+    eps: float,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    capacity: Capacity,
+) -> tuple[Tensor, Tensor, Tensor]:
+    num_kv_heads, head_dim = keys.shape[1:]
+    num_heads, half = q.shape[1] // head_dim, head_dim // 2
+
+    def rotated(loops: Loops, x: Array, row: Index, head: Index, weight: Array, angles: Array, position: Index):
+        """The normed and rotated head as a local array of D fp32 values."""
+        compute = x.dtype
+
+        def value(d: Index):
+            return x[row, head * head_dim + d].cast(dtypes.float)
+
+        scale, normed, out = loops.local(1), loops.local(head_dim), loops.local(head_dim)
+        scale[0] = (total(loops, head_dim, lambda d: value(d) * value(d)) / head_dim + eps).rsqrt()
+        with loops.over(head_dim) as d:
+            unit = (value(d) * scale[0]).cast(compute).cast(dtypes.float)
+            normed[d] = (unit * weight[d].cast(dtypes.float)).cast(compute).cast(dtypes.float)
+        with loops.over(half) as d:
+            cos, sin = angles[position, d], angles[position, half + d]
+            low, high = normed[d], normed[half + d]
+            out[d] = low * cos - high * sin
+            out[half + d] = high * cos + low * sin
+        return out
+
+    def body(loops: Loops, q_out: Array, keys: Array, values: Array, *reads: Array) -> None:
+        q, k, v, q_weight, k_weight, angles, table = reads
+        with loops.over(capacity.rows) as t:
+            position, base = capacity.row(table, t, "position"), capacity.row(table, t, "base")
+            with loops.over(num_heads) as head:
+                query = rotated(loops, q, t, head, q_weight, angles, position)
+                with loops.over(head_dim) as d:
+                    q_out[t, head, d] = query[d]
+            with loops.over(num_kv_heads) as head:
+                key = rotated(loops, k, t, head, k_weight, angles, position)
+                with loops.over(head_dim) as d:
+                    keys[base + position, head, d] = key[d]
+                    values[base + position, head, d] = v[t, head * head_dim + d]
+
+    q_out = Tensor.empty(capacity.rows, num_heads, head_dim, dtype=q.dtype, device=q.device)
+    reads = [q, k, v, q_weight, k_weight, angles, table]
+    q_out, keys, values = loop_kernel(f"store_qkv_{capacity.rows}_{num_heads}", body, [q_out, keys, values], reads)
+    return q_out, keys, values

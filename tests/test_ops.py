@@ -1,0 +1,302 @@
+"""Every op's reference() against the float64 oracle, at real sizes and odd ones, and its rows in other company."""
+
+import numpy as np
+import pytest
+from tinygrad import Tensor, dtypes
+
+import oracle
+from metal_ops.argmax import argmax
+from metal_ops.attention import attend
+from metal_ops.conv import short_conv
+from metal_ops.experts import expert_ffn, route
+from metal_ops.launch import copy_in, empty
+from metal_ops.loops import loop_kernel
+from metal_ops.matmul import embed, gate_up, matmul
+from metal_ops.norm import rms_norm, rms_norm_drawn
+from metal_ops.qk import store_qkv
+from lfm2.model import rope_angles
+from lfm2.runner import capacity_of, pack
+from scheduler.rounds import Round, Segment
+
+DEVICE = "CPU"
+
+
+def values(seed, *shape, scale=1.0):
+    return np.random.default_rng(seed).standard_normal(shape) * scale
+
+
+def tensor(array, dtype=dtypes.float32):
+    return Tensor(np.asarray(array, np.float32)).cast(dtype).realize()
+
+
+def buffer(array):
+    """A real buffer with the values of an array, fit to be written in place."""
+    array = np.ascontiguousarray(array, np.float32)
+    made = empty(array.shape, dtypes.float32, DEVICE)
+    copy_in(made, 0, memoryview(array.copy()).cast("B"))
+    return made
+
+
+def ragged(segments, num_slots=4, scratch_base=63):
+    """The capacity and the table of a round of (slot, base, start, num_rows, num_drawn)."""
+    round = Round(tuple(Segment(slot, base, start, (5,) * rows, drawn) for slot, base, start, rows, drawn in segments))
+    capacity = capacity_of(round)
+    _, table = pack(round, capacity, num_slots, scratch_base)
+    return capacity, Tensor(table)
+
+
+@pytest.mark.parametrize("rows, width", [(1, 64), (5, 97), (3, 1024)])
+def test_rms_norm(rows, width):
+    x, weight = values(0, rows, width), values(1, width)
+    ours = rms_norm(tensor(x), tensor(weight), 1e-5).numpy()
+    np.testing.assert_allclose(ours, oracle.rms_norm(x, weight, 1e-5), rtol=1e-5, atol=1e-6)
+
+
+def test_rms_norm_of_large_halves_is_finite():
+    x = np.full((1, 64), 300.0)
+    ours = rms_norm(tensor(x, dtypes.half), tensor(np.ones(64), dtypes.half), 1e-5).float().numpy()
+    np.testing.assert_allclose(ours, 1.0, rtol=1e-3)
+
+
+def test_rms_norm_drawn_takes_the_rows_of_the_table():
+    capacity, table = ragged([(0, 0, 0, 3, 1), (1, 20, 4, 2, 1)])
+    x, weight = values(0, capacity.rows, 64), values(1, 64)
+    ours = rms_norm_drawn(tensor(x), tensor(weight), 1e-5, table, capacity).numpy()
+    np.testing.assert_allclose(ours, oracle.rms_norm(x[[2, 4]], weight, 1e-5), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows, outputs, width", [(1, 97, 64), (5, 48, 96), (8, 12, 67), (64, 20, 128), (3, 1024, 32)])
+def test_matmul(rows, outputs, width):
+    x, weight, bias = values(0, rows, width), values(1, outputs, width), values(2, outputs)
+    residual = values(3, rows, outputs)
+    ours = matmul(tensor(x), tensor(weight), tensor(bias), tensor(residual)).numpy()
+    np.testing.assert_allclose(ours, x @ weight.T + bias + residual, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_gate_up(rows):
+    x, w1, w3 = values(0, rows, 96), values(1, 40, 96, scale=0.1), values(2, 40, 96, scale=0.1)
+    ours = gate_up(tensor(x), tensor(w1), tensor(w3)).numpy()
+    np.testing.assert_allclose(ours, oracle.silu(x @ w1.T) * (x @ w3.T), rtol=1e-4, atol=1e-5)
+
+
+def test_embed():
+    weight = values(0, 97, 33)
+    ours = embed(Tensor([0, 96, 5], dtype=dtypes.int32), tensor(weight), dtypes.float32).numpy()
+    np.testing.assert_allclose(ours, weight[[0, 96, 5]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16])
+@pytest.mark.parametrize("is_packed_width", [1024, 96])
+def test_matmul_rows_do_not_depend_on_their_company(dtype, is_packed_width):
+    x, weight = tensor(values(0, 64, is_packed_width), dtype), tensor(values(1, 36, is_packed_width), dtype)
+    whole = matmul(x, weight, dtype=dtypes.float32).numpy()
+    for rows in (1, 2, 4, 8, 32):
+        part = matmul(x[8 : 8 + rows].contiguous().realize(), weight, dtype=dtypes.float32).numpy()
+        np.testing.assert_array_equal(part, whole[8 : 8 + rows])
+
+
+@pytest.mark.parametrize("num_taps, channels", [(3, 64), (3, 97), (4, 6), (2, 32)])
+def test_short_conv_over_every_cut(num_taps, channels):
+    """Two streams in one round after another, cut around the number of taps; the ring starts as NaN."""
+    length = 9
+    taps, bias = values(0, channels, num_taps), values(1, channels)
+    bcx = {0: values(2, length, 3 * channels), 3: values(3, length, 3 * channels)}
+    want = {slot: oracle.short_conv(rows, taps, bias) for slot, rows in bcx.items()}
+    for cut in (1, num_taps - 1, num_taps, num_taps + 1, length):
+        ring = buffer(np.full((5, 8, channels), np.nan))
+        got = {0: [], 3: []}
+        for start in range(0, length, cut):
+            end = min(start + cut, length)
+            capacity, table = ragged([(0, 0, start, end - start, 0), (3, 20, start, end - start, 0)])
+            rows = np.zeros((capacity.rows, 3 * channels))
+            rows[: end - start] = bcx[0][start:end]
+            rows[end - start : 2 * (end - start)] = bcx[3][start:end]
+            y, after = short_conv(tensor(rows), tensor(taps), tensor(bias), ring, table, capacity)
+            y = y.numpy()
+            got[0].append(y[: end - start])
+            got[3].append(y[end - start : 2 * (end - start)])
+        for slot in (0, 3):
+            np.testing.assert_allclose(np.concatenate(got[slot]), want[slot], rtol=1e-4, atol=1e-5)
+
+
+def test_short_conv_rolls_back_by_position():
+    """Rows written again at earlier positions read the ring as if the dropped ones had never been."""
+    channels, taps = 8, values(0, 8, 3)
+    bcx = values(1, 6, 24)
+    want = oracle.short_conv(bcx, taps)
+    ring = buffer(np.full((2, 8, channels), np.nan))
+    for start, rows in ((0, bcx[:3]), (3, values(2, 3, 24)), (3, bcx[3:6])):
+        capacity, table = ragged([(0, 0, start, 3, 0)], num_slots=1)
+        padded = np.concatenate([rows, np.zeros((capacity.rows - 3, 24))])
+        y = short_conv(tensor(padded), tensor(taps), None, ring, table, capacity)[0].numpy()[:3]
+    np.testing.assert_allclose(y, want[3:6], rtol=1e-4, atol=1e-5)
+
+
+def test_store_qkv_and_attend_over_a_ragged_round():
+    """Two streams with history and a fresh one; every pool row that no stream wrote stays as it was."""
+    config = type("Config", (), {"head_dim": 16, "rope_theta": 1e4})
+    num_heads, num_kv_heads, head_dim, pool = 6, 2, 16, 64
+    angles = Tensor(rope_angles(config, 64))
+    q_weight, k_weight = values(0, head_dim), values(1, head_dim)
+    keys, stored_values = buffer(np.full((pool, 2, 16), np.nan)), buffer(np.full((pool, 2, 16), np.nan))
+    streams = {(0, 0): 11, (1, 20): 40, (2, 61): 1}
+    lengths = [((0, 0), 11), ((1, 20), 40), ((2, 61), 1)]
+    data = {slot: [values(10 + slot + i, 40, width) for i, width in enumerate((96, 32, 32))] for slot, _ in streams}
+    done = {key: 0 for key, _ in lengths}
+    for take in ({(0, 0): 4, (1, 20): 33}, {(0, 0): 7, (1, 20): 7, (2, 61): 1}):
+        segments = [(slot, base, done[slot, base], rows, 0) for (slot, base), rows in take.items()]
+        capacity, table = ragged(segments)
+        flat = [np.zeros((capacity.rows, width)) for width in (96, 32, 32)]
+        row = 0
+        for (slot, base), rows in take.items():
+            start = done[slot, base]
+            for into, source in zip(flat, data[slot]):
+                into[row : row + rows] = source[start : start + rows]
+            row += rows
+        q, k, v = (tensor(part) for part in flat)
+        q, keys_now, values_now = store_qkv(
+            q, k, v, tensor(q_weight), tensor(k_weight), angles, 1e-5, keys, stored_values, table, capacity
+        )
+        out = attend(q, keys_now, values_now, 0.25, table, capacity).numpy()
+        row = 0
+        for (slot, base), rows in take.items():
+            want = attention_of(data[slot], q_weight, k_weight, done[slot, base] + rows)
+            np.testing.assert_allclose(out[row : row + rows], want[done[slot, base] :], rtol=1e-4, atol=1e-5)
+            row += rows
+            done[slot, base] += rows
+    written = np.isfinite(keys.numpy()).all(axis=(1, 2))
+    assert written.tolist() == [i < 11 or 20 <= i < 60 or i in (61, 63) for i in range(pool)]
+
+
+def attention_of(stream, q_weight, k_weight, length):
+    """One stream's attention (length, H D) by the oracle."""
+    q, k, v = (part[:length].reshape(length, -1, 16) for part in stream)
+    q = oracle.rms_norm(q, q_weight, 1e-5)
+    k = oracle.rms_norm(k, k_weight, 1e-5)
+    q = np.stack([oracle.rope(row, i, 1e4) for i, row in enumerate(q)])
+    k = np.stack([oracle.rope(row, i, 1e4) for i, row in enumerate(k)])
+    return np.stack([oracle.attend(q[i], k[: i + 1], v[: i + 1], 0.25).ravel() for i in range(length)])
+
+
+@pytest.mark.parametrize("is_normalised, scale", [(True, 1.0), (False, 2.5)])
+def test_route(is_normalised, scale):
+    logits, bias = values(0, 7, 32), values(1, 32)
+    chosen, weights = route(tensor(logits), tensor(bias), 4, is_normalised, scale)
+    for t in range(7):
+        want_chosen, want_weights = oracle.route(logits[t], bias, 4, is_normalised, scale)
+        assert chosen.numpy()[t].tolist() == want_chosen.tolist()
+        np.testing.assert_allclose(weights.numpy()[t], want_weights, rtol=1e-5)
+
+
+def test_route_by_hand():
+    """Sigmoid 0.881, 0.731, 0.5, 0.269; the bias changes the choice and not the weights."""
+    chosen, weights = route(tensor([[2, 1, 0, -1]]), tensor([-1, 0, 0.4, 0]), 2, True, 1.0)
+    assert chosen.tolist() == [[2, 1]]
+    np.testing.assert_allclose(weights.numpy(), [[0.4061, 0.5939]], atol=1e-4)
+
+
+def test_route_ties_go_to_the_lowest_id_in_any_company():
+    logits = tensor(np.zeros((3, 8)))
+    assert route(logits, None, 3, True, 1.0)[0].tolist() == [[0, 1, 2]] * 3
+    assert route(tensor(np.zeros((1, 8))), None, 3, True, 1.0)[0].tolist() == [[0, 1, 2]]
+
+
+def test_route_bias_in_fp32():
+    """Biased scores 1e-4 apart around 0.9, where a bf16 step is 0.004."""
+    chosen, _ = route(tensor([[0.0, 0.0]]), tensor([0.4, 0.4001]), 1, True, 1.0)
+    assert chosen.tolist() == [[1]]
+
+
+@pytest.mark.parametrize("rows, experts, active", [(1, 8, 2), (5, 8, 4), (32, 4, 2)])
+def test_expert_ffn(rows, experts, active):
+    width, ffn = 48, 20
+    x, residual = values(0, rows, width), values(1, rows, width)
+    w1, w3 = values(2, experts, ffn, width, scale=0.2), values(3, experts, ffn, width, scale=0.2)
+    w2 = values(4, experts, width, ffn, scale=0.2)
+    chosen = np.argsort(values(5, rows, experts))[:, :active]
+    weights = np.abs(values(6, rows, active))
+    ours = expert_ffn(
+        tensor(x), Tensor(chosen.astype(np.int32)), tensor(weights), tensor(w1), tensor(w3), tensor(w2), tensor(residual)
+    ).numpy()
+    want = residual.copy()
+    for t in range(rows):
+        for a, e in enumerate(chosen[t]):
+            want[t] += weights[t, a] * (w2[e] @ (oracle.silu(w1[e] @ x[t]) * (w3[e] @ x[t])))
+    np.testing.assert_allclose(ours, want, rtol=1e-4, atol=1e-4)
+
+
+def test_argmax_ties_and_flags():
+    logits = values(0, 6, 100).astype(np.float32)
+    logits[0, [40, 7, 99]] = 9.0
+    logits[1, 0] = np.nan
+    logits[2, 57] = np.inf
+    logits[3, 99] = -np.inf
+    logits[4, 99] = 9.0
+    picks = argmax(tensor(logits)).numpy()
+    assert picks[:, 1].tolist() == [1, 0, 0, 0, 1, 1]
+    assert (picks[0, 0], picks[4, 0], picks[5, 0]) == (7, 99, logits[5].argmax())
+
+
+def test_argmax_with_one_lane():
+    logits = values(0, 2, 97).astype(np.float32)
+    logits[0, [3, 50]] = 9.0
+    assert argmax(tensor(logits)).numpy()[:, 0].tolist() == [3, logits[1].argmax()]
+
+
+def test_loops_keep_the_order_of_the_text():
+    """A shift register: each value is loaded before the store that follows it in the text."""
+
+    def body(loops, out, x):
+        old, middle = loops.local(1), loops.local(1)
+        old[0] = 0.0
+        middle[0] = 0.0
+        with loops.over(6) as t:
+            first, second = loops.keep(old, 0), loops.keep(middle, 0)
+            old[0] = second
+            middle[0] = x[t]
+            out[t] = first * 100 + second * 10 + x[t]
+
+    out = loop_kernel("shift", body, [Tensor.empty(6)], [tensor(np.arange(6))])[0]
+    assert out.tolist() == [0, 1, 12, 123, 234, 345]
+
+
+def test_a_store_that_may_come_before_a_load_is_refused():
+    def body(loops, out):
+        value = loops.local(1)
+        value[0] = 1.0
+        before = value[0]
+        value[0] = 2.0
+        out[0] = before
+
+    with pytest.raises(ValueError, match="keep"):
+        loop_kernel("hazard", body, [Tensor.empty(1)], [])
+
+
+def test_a_loop_may_end_at_a_number_read_from_an_array():
+    def body(loops, out, ends, x):
+        with loops.over(3) as t:
+            total = loops.local(1)
+            total[0] = 0.0
+            with loops.over(ends[t].cast(dtypes.weakint)) as i:
+                total[0] = total[0] + x[i]
+            out[t] = total[0]
+
+    ends = Tensor([1, 2, 5], dtype=dtypes.int32)
+    out = loop_kernel("ends", body, [Tensor.empty(3)], [ends, tensor([1, 2, 3, 4, 5])])[0]
+    assert out.tolist() == [1, 3, 15]
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: rms_norm(tensor(np.ones((2, 8))), tensor(np.ones(7)), 1e-5), "weight must have shape (8,), found (7,)"),
+        (lambda: matmul(tensor(np.ones((2, 8))), tensor(np.ones((4, 9)))), "x must have shape (2, 9), found (2, 8)"),
+        (lambda: argmax(tensor(np.ones((2, 8)), dtypes.half)), "logits must be float, found half"),
+        (lambda: route(tensor(np.ones((2, 4))), None, 5, True, 1.0), "5 active experts of 4"),
+    ],
+)
+def test_wrong_arguments_are_named(call, words):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert words in str(error.value)
