@@ -43,6 +43,11 @@ class State:
         )
 
     @property
+    def num_rows_back(self) -> int:
+        """How many of a stream's last rows can be dropped and written again."""
+        return MAX_WINDOW
+
+    @property
     def tensors(self) -> list[Tensor]:
         return [*self.keys.values(), *self.values.values(), *self.rings.values()]
 

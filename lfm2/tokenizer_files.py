@@ -109,13 +109,11 @@ def eos_token_ids(
 ) -> frozenset[int]:
     """Every id that ends a text: see `Tokenizer`."""
     ids = set(config.eos_token_ids)
-    path = folder / "generation_config.json"
-    if path.exists():
-        value = read_object(path).get("eos_token_id")
+    value = read_generation_config(folder).get("eos_token_id")
+    if value is not None:
         values = value if isinstance(value, list) else [value]
-        if value is None:
-            values = []
         if not all(isinstance(token, int) for token in values):
+            path = folder / "generation_config.json"
             raise TokenizerError(f"{path}: eos_token_id must be integers, got {value!r}")
         ids.update(values)
     if eos_text is not None:
@@ -124,6 +122,12 @@ def eos_token_ids(
         if entry.special and entry.content == END_OF_DOCUMENT:
             ids.add(token)
     return frozenset(ids)
+
+
+def read_generation_config(folder: Path) -> dict:
+    """The object of generation_config.json; a folder without one has no defaults."""
+    path = folder / "generation_config.json"
+    return read_object(path) if path.exists() else {}
 
 
 def read_templates(

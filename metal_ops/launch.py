@@ -1,11 +1,15 @@
 """Touches tinygrad internals for the rest of the project: real buffers, bytes copied into them, captured steps."""
 
 import mmap
+import os
 import pickle
+import platform
 from collections.abc import Callable
+from importlib.metadata import version
 from math import prod
 
 from tinygrad import Device, Tensor, TinyJit, dtypes
+from tinygrad.codegen import to_program_config
 from tinygrad.dtype import DType
 
 HUGE_PAGE_BYTES = 1 << 21
@@ -68,3 +72,27 @@ class Step:
 
     def __call__(self) -> tuple[Tensor, ...]:
         return self._jit.captured(self._input_uops, {})
+
+
+def codegen_settings(device: str) -> list[str]:
+    """All that decides what tinygrad generates for a device: versions, the target, the processor, its settings."""
+    settings = sorted((var.key, var.value) for var in to_program_config)
+    return [
+        f"tinygrad {version('tinygrad')}, Python {platform.python_version()}",
+        f"{device}: {Device[device].renderer.target}",
+        # A CPU target is called native, and another processor of the same name may lack instructions.
+        _processor() if device.startswith("CPU") else "",
+        repr(settings),
+        # What the renderers and the code generator read from the environment for themselves.
+        repr([(name, os.environ.get(name)) for name in ("CC", "ALIGNED", "THREADS", "EXPAND_SSA", "TUPLE_ORDER", "HCQ2")]),
+    ]
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))

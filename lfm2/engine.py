@@ -1,0 +1,223 @@
+"""The Python interface: a loaded model that replies, and tells the logits of any tokens."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from tinygrad import Device, dtypes
+from tinygrad.dtype import DType
+
+from lfm2.artifacts import Artifacts, model_key
+from lfm2.config import Config
+from lfm2.environment import cache_folder, default_device, ensure_compiler
+from lfm2.errors import LFM2Error, RequestError
+from lfm2.hub import resolve
+from lfm2.model import LFM2
+from lfm2.runner import Compiling, Drawn, Runner
+from lfm2.sampling import Sampling
+from lfm2.state import State
+from lfm2.stream import Reply, Stream
+from lfm2.tokenizer import Tokenizer
+from lfm2.tokenizer_files import read_generation_config
+from lfm2.weights import Progress, load_weights
+from metal_ops.rows import parts
+from scheduler.rounds import Round, Segment
+
+# Rows of a prompt that go through the model at once.
+CHUNK = 512
+# Rows whose logits are computed at once: a row of 65,536 logits is 256 KiB.
+LOGITS_CHUNK = 64
+DEFAULT_CONTEXT = 32768
+DEFAULT_MAX_TOKENS = 512
+DTYPES = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16, "float32": dtypes.float32}
+
+Prompt = str | Sequence[dict]
+
+
+class Model:
+    """A loaded checkpoint with one stream's state. Not for several threads at once."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, runner: Runner, sampling: Sampling, context: int) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.runner = runner
+        self.sampling = sampling
+        self.context = context
+        # The tokens whose state slot 0 holds.
+        self._held: list[int] = []
+        self._running: object = None
+
+    def generate(self, prompt: Prompt, **options) -> Reply:
+        """The whole reply to a prompt; options as for `stream`."""
+        stream = self.stream(prompt, **options)
+        for _ in stream:
+            pass
+        return stream.reply
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        system: str | None = None,
+        tools: list[dict] | None = None,
+        raw: bool = False,
+        **sampling,
+    ) -> Stream:
+        """An iterator over the pieces of the reply to a prompt: a question, or a list of chat messages.
+
+        raw: the prompt is text to go on with, not a question, and no chat template is applied. max_tokens: 512 by default,
+        or what the context has room for. Everything else (temperature, top_k, top_p, min_p, repetition_penalty, seed, ...)
+        is an option of `Sampling`; what is not given comes from the checkpoint's generation_config.json. Raises RequestError,
+        before any work, for a prompt or an option that cannot be served.
+        """
+        options = self.sampling.override(**sampling)
+        options.check_vocabulary(self.config.vocab_size)
+        ids = self.encode(prompt, system=system, tools=tools, raw=raw)
+        room = self.context - len(ids)
+        if room < 1:
+            raise RequestError(f"the prompt has {len(ids)} tokens and the context holds {self.context}, reply included")
+        if max_tokens is None:
+            max_tokens = min(DEFAULT_MAX_TOKENS, room)
+        if not isinstance(max_tokens, int) or max_tokens < 1:
+            raise RequestError(f"max_tokens is {max_tokens}; it must be a whole number of at least 1")
+        if max_tokens > room:
+            raise RequestError(
+                f"a prompt of {len(ids)} tokens and a reply of {max_tokens} do not fit a context of {self.context}: "
+                f"ask for at most {room} tokens"
+            )
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        reused = self._reusable(ids)
+        self._running = run = self._segment_runner(reused, ids[:reused])
+        return Stream(run, self.tokenizer, ids, reused, CHUNK, max_tokens, stops, options)
+
+    def encode(
+        self, prompt: Prompt, *, system: str | None = None, tools: list[dict] | None = None, raw: bool = False
+    ) -> list[int]:
+        """The token ids of a prompt as `stream` would run it."""
+        if isinstance(prompt, str) and not prompt.strip():
+            raise RequestError("the prompt is empty")
+        if raw:
+            if not isinstance(prompt, str) or system is not None or tools is not None:
+                raise RequestError("a raw prompt is text, without system prompt and tools")
+            return self.tokenizer.encode(prompt)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        return self.tokenizer.encode_chat(messages, tools=tools)
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """The logits of every row, float32 (len(ids), V): row i is what follows ids[: i + 1]."""
+        rows = [logits for _, logits in self.logits_by_chunk(ids)]
+        return np.concatenate(rows)
+
+    def logits_by_chunk(self, ids: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """The same in pieces: (index of the first row, logits)."""
+        ids = self._checked_ids(ids)
+        self._running = None
+        for start in range(0, len(ids), LOGITS_CHUNK):
+            tokens = ids[start : start + LOGITS_CHUNK]
+            yield start, self._run(start, tokens, len(tokens), ids[:start]).logits()
+
+    def _checked_ids(self, ids: Sequence[int]) -> list[int]:
+        ids = [int(token) for token in ids]
+        if not ids:
+            raise RequestError("no tokens given")
+        if len(ids) > self.context:
+            raise RequestError(f"{len(ids)} tokens given and the context holds {self.context}")
+        wrong = next((token for token in ids if not 0 <= token < self.config.vocab_size), None)
+        if wrong is not None:
+            raise RequestError(f"token {wrong} is not in the vocabulary of {self.config.vocab_size}")
+        return ids
+
+    def _segment_runner(self, start: int, held: list[int]) -> Callable[[Sequence[int], bool], Drawn]:
+        """Runs a stream's segments one after the other, from a position on."""
+        held = list(held)
+
+        def run(tokens: Sequence[int], is_drawn: bool) -> Drawn:
+            if self._running is not run:
+                raise RequestError("this stream was ended by a later call on the same model")
+            drawn = self._run(len(held), list(tokens), int(is_drawn), held)
+            held.extend(tokens)
+            return drawn
+
+        return run
+
+    def _run(self, start: int, tokens: list[int], num_drawn: int, held: list[int]) -> Drawn:
+        # An interrupt on the way may leave the slot half written: then it holds nothing.
+        self._held = []
+        drawn = self.runner.run(Round((Segment(0, 0, start, tuple(tokens), num_drawn),)))
+        self._held = [*held, *tokens]
+        return drawn
+
+    def _reusable(self, ids: list[int]) -> int:
+        """How many of a prompt's first tokens the slot holds the state of. At least one is left to run."""
+        common = 0
+        for ours, theirs in zip(self._held, ids[:-1]):
+            if ours != theirs:
+                break
+            common += 1
+        # The convolution's ring reaches so far back, and no further.
+        is_within_ring = len(self._held) - common <= self.runner.state.num_rows_back
+        return common if is_within_ring else 0
+
+
+def load(
+    name: str | Path | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    context: int | None = None,
+    cache: Path | bool = True,
+    progress: Progress | None = None,
+    compiling: Compiling | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> Model:
+    """Loads a checkpoint: a folder, a hub name `org/name[@revision]`, or none for the built-in model.
+
+    device: a tinygrad device. dtype: the compute type, by default the checkpoint's own; weights stay as they are stored.
+    context: how many tokens prompt and reply may have together. cache: the folder of compiled steps, or False for none.
+    progress hears of bytes read, compiling of each form that has to be compiled, warn of what works less well than it
+    could. Raises LFM2Error.
+    """
+    device = (device or default_device()).upper()
+    folder = resolve(name)
+    config = Config.from_folder(folder)
+    tokenizer = Tokenizer.from_folder(folder, config)
+    sampling = Sampling.from_generation_config(read_generation_config(folder))
+    compute = compute_dtype(dtype or config.dtype)
+    context = checked_context(context, config)
+    ensure_compiler(device)
+    open_device(device)
+    weights = load_weights(folder, config, device, progress)
+    model = LFM2(config, weights, compute, device, context)
+    state = State.create(config, num_slots=1, num_tokens=context, dtype=compute, device=device)
+    stored = [(name, [(part.shape, part.dtype) for part in parts(weights[name])]) for name in sorted(weights)]
+    key = model_key([config, stored, compute, context, state.num_slots], device)
+    root = cache_folder() if cache is True else cache
+    artifacts = Artifacts(root or None, key, warn or (lambda message: None))
+    runner = Runner(model, state, device, artifacts, compiling)
+    return Model(config, tokenizer, runner, sampling, context)
+
+
+def compute_dtype(name: str) -> DType:
+    if name not in DTYPES:
+        raise RequestError(f"dtype is {name!r}; it must be one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def checked_context(context: int | None, config: Config) -> int:
+    if context is None:
+        return min(config.max_positions, DEFAULT_CONTEXT)
+    if not 1 <= context <= config.max_positions:
+        raise RequestError(f"context is {context}; this model takes 1 to {config.max_positions}")
+    return context
+
+
+def open_device(device: str) -> None:
+    """Opens a tinygrad device, or says in one line why it cannot be had."""
+    try:
+        Device[device]
+    except Exception as error:
+        raise LFM2Error(f"device {device} cannot be opened: {error or type(error).__name__}") from error

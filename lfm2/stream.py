@@ -1,0 +1,115 @@
+"""One reply as it is made: prompt chunks, then one drawn token a round, as text."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lfm2.runner import Drawn
+from lfm2.sampling import Draw, Sampling, draw, seed_of
+from lfm2.text_stream import TextStream
+from lfm2.tokenizer import Tokenizer
+
+# Takes the tokens of one segment, and whether its last row is drawn.
+RunSegment = Callable[[Sequence[int], bool], Drawn]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A finished reply. finish_reason: "stop" (a stop string or an end token) or "length" (max_tokens).
+
+    tokens are those drawn, an end token included; text is without it. draws holds log-probabilities, if asked for. Times
+    in seconds: prefill_s until the first token is drawn, decode_s from then on.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    draws: tuple[Draw, ...]
+    num_prompt_tokens: int
+    num_reused_tokens: int
+    prefill_s: float
+    decode_s: float
+
+
+class Stream:
+    """Iterates over the pieces of a reply's text; `reply` is there once they are all out."""
+
+    def __init__(
+        self,
+        run: RunSegment,
+        tokenizer: Tokenizer,
+        prompt: list[int],
+        num_reused: int,
+        chunk: int,
+        max_tokens: int,
+        stops: Sequence[str],
+        sampling: Sampling,
+    ) -> None:
+        self.run = run
+        self.tokenizer = tokenizer
+        self.prompt = prompt
+        self.num_reused = num_reused
+        self.chunk = chunk
+        self.max_tokens = max_tokens
+        self.sampling = sampling
+        self.seed = seed_of(prompt) if sampling.seed is None else sampling.seed
+        self.text_stream = TextStream(tokenizer, stops)
+        self.context = np.zeros(len(prompt) + max_tokens, np.int64)
+        self.context[: len(prompt)] = prompt
+        self.num_tokens = len(prompt)
+        self.draws: list[Draw] = []
+        self.reply: Reply | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        start = time.perf_counter()
+        token = self._prefill()
+        first = time.perf_counter()
+        pieces: list[str] = []
+        finish_reason = None
+        while finish_reason is None:
+            if token in self.tokenizer.eos_token_ids:
+                finish_reason = "stop"
+                break
+            pieces.append(self.text_stream.add(token))
+            if self.text_stream.is_stopped:
+                finish_reason = "stop"
+            elif len(self.draws) == self.max_tokens:
+                finish_reason = "length"
+            if pieces[-1]:
+                yield pieces[-1]
+            if finish_reason is None:
+                token = self._draw(self.run([token], True))
+        pieces.append(self.text_stream.finish())
+        if pieces[-1]:
+            yield pieces[-1]
+        self.reply = Reply(
+            text="".join(pieces),
+            tokens=tuple(drawn.token for drawn in self.draws),
+            finish_reason=finish_reason,
+            draws=tuple(self.draws) if self.sampling.num_logprobs else (),
+            num_prompt_tokens=len(self.prompt),
+            num_reused_tokens=self.num_reused,
+            prefill_s=first - start,
+            decode_s=time.perf_counter() - first,
+        )
+
+    def _prefill(self) -> int:
+        length = len(self.prompt)
+        for start in range(self.num_reused, length, self.chunk):
+            end = min(start + self.chunk, length)
+            drawn = self.run(self.prompt[start:end], end == length)
+        return self._draw(drawn)
+
+    def _draw(self, drawn: Drawn) -> int:
+        """The next token: the device's pick where that is the answer, else a keyed draw over the logits."""
+        if self.sampling.is_greedy and drawn.is_finite[0]:
+            made = Draw(int(drawn.tokens[0]), None, ())
+        else:
+            context = self.context[: self.num_tokens]
+            made = draw(drawn.logits()[0], self.sampling, self.seed, self.num_tokens, context)
+        self.draws.append(made)
+        self.context[self.num_tokens] = made.token
+        self.num_tokens += 1
+        return made.token
