@@ -37,7 +37,8 @@ def reference(
     group = num_heads // num_kv_heads
 
     def body(loops: Loops, out: Array, q: Array, keys: Array, values: Array, table: Array) -> None:
-        with loops.over(num_rows) as t, loops.over(num_kv_heads) as kv_head:
+        with loops.share(num_rows * num_kv_heads) as share, loops.over(share.size) as i:
+            t, kv_head = share[i] // num_kv_heads, share[i] % num_kv_heads
             position, base = capacity.row(table, t, "position"), capacity.row(table, t, "base")
             best, weight, mixed = loops.local(group), loops.local(group), loops.local(group, head_dim)
             with loops.over(group) as h:

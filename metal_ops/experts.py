@@ -130,11 +130,11 @@ def for_each_expert_tile(loops: Loops, lists: Array, num_pairs: int, weights: li
     def listed(index: Index) -> UOp:
         return lists[index].cast(dtypes.weakint)
 
-    with loops.over(listed(0)) as used:
+    with loops.share(num_outputs // outputs_tile) as share, loops.over(listed(0)) as used:
         expert, first = listed(1 + used), listed(1 + num_experts + used)
         count = listed(1 + 2 * num_experts + used)
-        with loops.over(num_outputs // outputs_tile) as n:
-            output = n * outputs_tile
+        with loops.over(share.size) as i:
+            output = share[i] * outputs_tile
             tiles = [TileRows(loops, rows, (expert, output), outputs_tile, is_unpacked) for rows in weights]
             with loops.over((count + rows_tile - 1) // rows_tile) as t:
                 # A tile that is not full takes its last pair again, and writes the same values twice.

@@ -23,10 +23,12 @@ NOTE: with `launch.py` the only file that touches tinygrad internals (`UOp`): th
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 
-from tinygrad import Tensor, dtypes
+from tinygrad import Device, Tensor, dtypes
 from tinygrad.dtype import AddrSpace, DType
+from tinygrad.helpers import NUM_CPU_THREADS
 from tinygrad.uop.ops import AxisType, KernelInfo, UOp
 
 Index = UOp | int
@@ -73,10 +75,28 @@ class Array:
         self.loops.stored[-1].append(self)
 
 
-class Loops:
-    """The loop nest being written: which loops are open, and which arrays each of them loaded and stored."""
+@dataclass(frozen=True)
+class Share:
+    """A thread's part of a divided loop: `size` of its `count` iterations."""
 
-    def __init__(self) -> None:
+    count: int
+    size: int
+    part: UOp
+
+    def __getitem__(self, i: Index) -> UOp:
+        """The iteration that is this thread's i-th."""
+        index = self.part * self.size + i
+        return index if self.count % self.size == 0 else index.minimum(self.count - 1)
+
+
+class Loops:
+    """The loop nest being written: which loops are open, and which arrays each of them loaded and stored.
+
+    num_threads: those of a CPU; none on a device that has a thread for every iteration.
+    """
+
+    def __init__(self, num_threads: int | None) -> None:
+        self.num_threads = num_threads
         self.ranges: list[UOp] = []
         self.loaded: list[list[Array]] = [[]]
         self.stored: list[list[Array]] = [[]]
@@ -119,6 +139,23 @@ class Loops:
         counter[0] = index + 1
         self._leave(loop, index + 1 < limit[0])
 
+    @contextmanager
+    def share(self, count: int) -> Iterator["Share"]:
+        """Divides 0 .. count - 1 over the device's threads; the outermost loop of a kernel, whose parts must not meet.
+
+        A GPU gets a thread for each. The CPU's few threads get a run of them each, of one length: where that does not come
+        out even, the last is done twice, which must do no harm.
+        """
+        if self.num_threads is None:
+            size, kind, num_parts = 1, AxisType.GLOBAL, count
+        else:
+            size, kind = -(-count // self.num_threads), AxisType.THREAD
+            num_parts = -(-count // size)
+        part = UOp.range(num_parts, self._name(), kind)
+        self._enter(part)
+        yield Share(count, size, part)
+        self._leave(part)
+
     def _enter(self, loop: UOp) -> None:
         self.ranges.append(loop)
         self.loaded.append([])
@@ -138,6 +175,14 @@ class Loops:
         self.loaded[-1] += loaded
 
 
+def num_threads(device: str) -> int | None:
+    """How many threads run a kernel's parts: those of tinygrad's CPU device; none stands for a GPU."""
+    renderer = Device[device].renderer
+    if renderer.has_threads:
+        return NUM_CPU_THREADS.value
+    return None if renderer.has_local else 1
+
+
 def loop_kernel(
     name: str, body: Callable[..., None], writes: list[Tensor], reads: list[Tensor]
 ) -> list[Tensor]:
@@ -148,7 +193,7 @@ def loop_kernel(
     """
 
     def kernel(*buffers: UOp) -> UOp:
-        loops = Loops()
+        loops = Loops(num_threads(writes[0].device))
         arrays = [Array(loops, buffer, buffer.shape) for buffer in buffers]
         body(loops, *arrays)
         stores = dict.fromkeys(array.stored for array in arrays[: len(writes)])

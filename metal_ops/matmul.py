@@ -89,11 +89,12 @@ def for_each_tile(loops: Loops, num_rows: int, weights: list[Rows], num_outputs:
     rows_tile = largest_divisor(num_rows, TILE)
     # Few rows wait for memory, which delivers one row of the weight after the other best.
     outputs_tile = largest_divisor(num_outputs, TILE) if num_rows >= NUM_ROWS_TO_UNPACK else 1
-    with loops.over(num_rows // num_cached) as block, loops.over(num_outputs // outputs_tile) as n:
-        output = n * outputs_tile
-        tiles = [TileRows(loops, rows, (output,), outputs_tile, is_unpacked) for rows in weights]
-        with loops.over(num_cached // rows_tile) as t:
-            tile(block * num_cached + t * rows_tile, output, rows_tile, outputs_tile, tiles)
+    with loops.share(num_outputs // outputs_tile) as share:
+        with loops.over(num_rows // num_cached) as block, loops.over(share.size) as i:
+            output = share[i] * outputs_tile
+            tiles = [TileRows(loops, rows, (output,), outputs_tile, is_unpacked) for rows in weights]
+            with loops.over(num_cached // rows_tile) as t:
+                tile(block * num_cached + t * rows_tile, output, rows_tile, outputs_tile, tiles)
 
 
 def matmul_reference(

@@ -1,7 +1,7 @@
 """The packed matrix of an MLX affine checkpoint. Knows the packing, nothing of layers or files."""
 
 from dataclasses import dataclass
-from math import gcd, prod
+from math import gcd
 
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
@@ -15,9 +15,9 @@ GROUP_SIZES = (32, 64, 128)
 class QuantizedMatrix:
     """Rows of K unsigned codes; value = code * scale + bias, one scale and bias a group of a row.
 
-    codes (..., N, K * bits / 32) uint32, scales and biases (..., N, K / group_size) in one float type.
-    A row is one little-endian bit stream: code i is bits i * bits onwards, so that codes of 3, 5 and 6
-    bits may lie across two words. Scales may be negative.
+    codes (..., N, K * bits / 32) uint32, scales and biases (..., N, K / group_size) in one float
+    type. A row is one little-endian bit stream: code i is bits i * bits onwards, so that codes of
+    3, 5 and 6 bits may lie across two words. Scales may be negative.
     """
 
     codes: Tensor
@@ -42,7 +42,7 @@ class QuantizedMatrix:
         )
 
     def dequantize(self, dtype: DType | None = None) -> Tensor:
-        """The values (..., N, K), rounded as mlx rounds them, as `dtype` (none: that of the scales)."""
+        """The values (..., N, K), rounded as mlx does, as `dtype` (None: that of the scales)."""
         rows = (*self.shape[:-1], self.shape[-1] // self.group_size, self.group_size)
         codes = unpack(self.codes, self.bits).reshape(rows).cast(dtypes.float32)
         stored = self.scales.dtype
@@ -64,22 +64,18 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     shift = (first_bits % WORD_BITS).cast(dtypes.uint32)
     word = first_bits // WORD_BITS
     words = words.reshape(*streams, period_words)
-    codes = _pick(words, word) >> shift
+    codes = words[..., word] >> shift
     if period_words > 1:
-        after = _pick(words, (word + 1).minimum(period_words - 1))
+        after = words[..., (word + 1).minimum(period_words - 1)]
         rest = (shift > WORD_BITS - bits).where(after << ((WORD_BITS - shift) % WORD_BITS), 0)
         codes = codes | rest
     codes = codes & ((1 << bits) - 1)
-    return codes.reshape(*streams[:-1], prod((streams[-1], period_codes)))
-
-
-def _pick(words: Tensor, index: Tensor) -> Tensor:
-    return words[..., index]
+    return codes.reshape(*streams[:-1], streams[-1] * period_codes)
 
 
 def _round(values: Tensor, dtype: DType) -> Tensor:
     """float32 `values` as `dtype`, rounded here and now."""
-    # NOTE: a detour over the bits, with a term that is zero but for NaN and so cannot be folded away:
+    # NOTE: a detour over the bits, with a term that is zero but for NaN and so is not folded away:
     # else a C compiler contracts multiply and add into one rounding, and tinygrad drops a cast to
     # float16 that is cast back.
     bits = {2: dtypes.uint16, 4: dtypes.uint32}[dtype.itemsize]
