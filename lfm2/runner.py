@@ -80,10 +80,6 @@ class Runner:
         step = self.artifacts.load(capacity, inputs)
         if step is None:
             self.compiling(capacity)
-            # Capturing runs the step once: on padding alone, which touches the scratch slot only.
-            idle_tokens, idle_table = pack(Round(()), capacity, self.state.num_slots, self.state.num_tokens)
-            copy_in(tokens, 0, memoryview(idle_tokens).cast("B"))
-            copy_in(table, 0, memoryview(idle_table).cast("B"))
             step = Step.capture(lambda: self.model(tokens, table, self.state, capacity), inputs)
             self.artifacts.save(capacity, step)
         return Form(capacity, tokens, table, step)

@@ -7,10 +7,18 @@ import platform
 from collections.abc import Callable
 from importlib.metadata import version
 from math import prod
+from types import SimpleNamespace
 
-from tinygrad import Device, Tensor, TinyJit, dtypes
+from tinygrad import Device, Tensor, dtypes
 from tinygrad.codegen import to_program_config
 from tinygrad.dtype import DType
+from tinygrad.engine.jit import CapturedJit, jit_lower
+from tinygrad.engine.realize import capturing
+from tinygrad.helpers import disable_gc
+from tinygrad.tensor import all_tensors
+from tinygrad.uop.ops import Ops, UOp, buffers
+
+from metal_ops.commands import CommandList
 
 HUGE_PAGE_BYTES = 1 << 21
 
@@ -48,18 +56,29 @@ class Step:
     pickles without them, so that another process can give it its own.
     """
 
-    def __init__(self, jit, inputs: list[Tensor]) -> None:
-        self._jit = jit
-        self._input_uops = [tensor.uop.base for tensor in inputs]
+    def __init__(self, captured: CapturedJit, inputs: list[Tensor]) -> None:
+        self._captured = captured
+        self._inputs = tuple(tensor.uop.base for tensor in inputs)
+        self._commands: CommandList | None = None
+        self._is_on_cpu = all(tensor.device == "CPU" for tensor in inputs)
 
     @classmethod
+    @disable_gc()
     def capture(cls, function: Callable[[], tuple[Tensor, ...]], inputs: list[Tensor]) -> "Step":
-        """Captures `function`, which may use any of `inputs` and no other buffer, and runs it once."""
-        jit = TinyJit(lambda _inputs: function())
-        # The first of TinyJit's two passes only tells it to capture at the second.
-        jit.cnt = 1
-        jit(inputs)
-        return cls(jit, inputs)
+        """Captures `function`, which may use any of `inputs` and no other buffer. Runs nothing."""
+        # As TinyJit captures, less the run at the end, which costs seconds where it goes kernel by kernel.
+        linears: list[UOp] = []
+        capturing.append(SimpleNamespace(add_linear=lambda linear, _variables: linears.append(linear)))
+        try:
+            outputs = function()
+            Tensor.realize(*outputs)
+        finally:
+            capturing.clear()
+        whole = UOp(Ops.LINEAR, src=tuple(call for linear in linears for call in linear.src))
+        tensors = [tensor for reference in list(all_tensors) if (tensor := reference()) is not None]
+        held = {uop for tensor in tensors for uop in tensor.uop.toposort() if uop.op is Ops.BUFFER}
+        lowered = jit_lower(whole, set(buffers) | held, [tensor.uop.base for tensor in inputs])
+        return cls(CapturedJit(outputs, lowered, [], []), inputs)
 
     @classmethod
     def loads(cls, pickled: bytes, inputs: list[Tensor]) -> "Step":
@@ -67,11 +86,19 @@ class Step:
         return cls(pickle.loads(pickled), inputs)
 
     def dumps(self) -> bytes:
-        self._jit.captured.free_intermediates()
-        return pickle.dumps(self._jit)
+        """The step as bytes. What its last call computed is lost."""
+        self._commands = None
+        self._captured.free_intermediates()
+        return pickle.dumps(self._captured)
 
     def __call__(self) -> tuple[Tensor, ...]:
-        return self._jit.captured(self._input_uops, {})
+        """Launches the kernels; the tensors returned hold what they computed until the next call."""
+        if not self._is_on_cpu:
+            return self._captured(list(self._inputs), {})
+        if self._commands is None:
+            self._commands = CommandList(self._captured.linear, self._inputs)
+        self._commands()
+        return self._captured.ret
 
 
 def codegen_settings(device: str) -> list[str]:
