@@ -15,6 +15,8 @@ from metal_ops.sums import pair_off, products
 from metal_ops.table import Capacity
 
 KEY_CHUNK = 32
+# Keys whose dot products are summed side by side, in registers.
+KEY_TILE = 4
 
 
 def attend(
@@ -51,11 +53,15 @@ def reference(
                 def key_row(j):
                     return base + (chunk * KEY_CHUNK + j).minimum(position)
 
-                dots = products(
-                    loops, group, KEY_CHUNK, head_dim,
-                    lambda h, d: q[t, kv_head * group + h, d].cast(dtypes.float),
-                    lambda j, d: keys[key_row(j), kv_head, d].cast(dtypes.float),
-                )  # fmt: skip
+                dots = loops.local(group, KEY_CHUNK)
+                with loops.over(KEY_CHUNK // KEY_TILE) as key_tile:
+                    sums = products(
+                        loops, group, KEY_TILE, head_dim,
+                        lambda h, d: q[t, kv_head * group + h, d].cast(dtypes.float),
+                        lambda j, d: keys[key_row(key_tile * KEY_TILE + j), kv_head, d].cast(dtypes.float),
+                    )  # fmt: skip
+                    with loops.over(group) as h, loops.over(KEY_TILE) as j:
+                        dots[h, key_tile * KEY_TILE + j] = sums[h, j]
                 with loops.over(group) as h:
                     scores, lanes = loops.local(KEY_CHUNK), loops.local(KEY_CHUNK)
                     highest, rescale = loops.local(1), loops.local(1)
@@ -63,7 +69,7 @@ def reference(
                     highest[0] = before
                     with loops.over(KEY_CHUNK) as j:
                         is_seen = chunk * KEY_CHUNK + j <= position
-                        scores[j] = is_seen.where(dots[h, j, 0] * scale, -float("inf"))
+                        scores[j] = is_seen.where(dots[h, j] * scale, -float("inf"))
                         highest[0] = highest[0].maximum(scores[j])
                     rescale[0] = (before - highest[0]).exp()
                     best[h] = highest[0]

@@ -14,7 +14,7 @@ from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
 from metal_ops.loops import Array, Index, Loops, loop_kernel
-from metal_ops.matmul import NUM_ROWS_TO_UNPACK, TILE, TileRows, swiglu
+from metal_ops.matmul import NUM_ROWS_TO_UNPACK, TILE, TileRows, swiglu_tile
 from metal_ops.rows import Rows, Weight, parts
 from metal_ops.sums import largest_divisor, products
 
@@ -163,8 +163,9 @@ def expert_gate_up_reference(
                 )
                 for weight_tile in tiles
             )  # fmt: skip
+            activated = swiglu_tile(loops, gate, up, num_tile_rows, num_tile_outputs, hidden.dtype)
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
-                hidden[pair_of(a), output + b] = swiglu(gate[a, b, 0], up[a, b, 0], hidden.dtype)
+                hidden[pair_of(a), output + b] = activated[a, b]
 
         for_each_expert_tile(loops, lists, num_pairs, weights, tile)
 
@@ -185,7 +186,7 @@ def expert_down_reference(hidden: Tensor, lists: Tensor, w2: Weight) -> Tensor:
                 lambda a, k: hidden[pair_of(a), k].cast(dtypes.float), tiles[0],
             )  # fmt: skip
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
-                out[pair_of(a), output + b] = sums[a, b, 0]
+                out[pair_of(a), output + b] = sums[a, b]
 
         for_each_expert_tile(loops, lists, num_pairs, [Rows(w2, list(arrays))], tile)
 

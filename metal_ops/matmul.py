@@ -23,8 +23,8 @@ from metal_ops.sums import largest_divisor, products
 TILE = (4, 2)
 # From this many rows on, unpacking a weight's rows to fp32 first costs less than converting them for each tile of rows.
 NUM_ROWS_TO_UNPACK = 8
-# Rows of x that stay in the second-level cache while the weight passes by.
-NUM_ROWS_CACHED = 64
+# Rows of x that stay in the second-level cache while the weight passes by are as many as fit into this.
+CACHED_BYTES = 640 << 10
 
 
 def matmul(
@@ -58,11 +58,16 @@ def embed(tokens: Tensor, weight: Weight, dtype: DType) -> Tensor:
     return embed_reference(tokens, weight, dtype)
 
 
-def swiglu(gate: UOp, up: UOp, dtype: DType) -> UOp:
-    """silu(gate) * up on fp32 sums, rounded to the compute type at each step."""
-    gate = gate.cast(dtype).cast(dtypes.float)
-    silu = (gate / (1 + (-gate).exp())).cast(dtype).cast(dtypes.float)
-    return silu * up.cast(dtype).cast(dtypes.float)
+def swiglu_tile(
+    loops: Loops, gate: Array, up: Array, num_rows: int, num_outputs: int, dtype: DType
+) -> Array:
+    """silu(gate) * up of a tile of fp32 sums, rounded to the compute type at each step."""
+    hidden = loops.local(num_rows, num_outputs)
+    with loops.over(num_rows) as a, loops.over(num_outputs) as b:
+        g = gate[a, b].cast(dtype).cast(dtypes.float)
+        silu = (g / (1 + (-g).exp())).cast(dtype).cast(dtypes.float)
+        hidden[a, b] = silu * up[a, b].cast(dtype).cast(dtypes.float)
+    return hidden
 
 
 class TileRows:
@@ -84,7 +89,8 @@ class TileRows:
 
 def for_each_tile(loops: Loops, num_rows: int, weights: list[Rows], num_outputs: int, tile) -> None:
     """Calls tile(row, output, num_rows, num_outputs, weight tiles) for every tile of a product."""
-    num_cached = largest_divisor(num_rows, (NUM_ROWS_CACHED, 32, 16, 8, 4, 2))
+    num_cached = CACHED_BYTES // (weights[0].width * dtypes.float32.itemsize)
+    num_cached = largest_divisor(num_rows, tuple(n for n in (256, 128, 64, 32, 16, 8, 4, 2) if n <= num_cached))
     is_unpacked = num_rows >= NUM_ROWS_TO_UNPACK or weights[0].is_packed
     rows_tile = largest_divisor(num_rows, TILE)
     # Few rows wait for memory, which delivers one row of the weight after the other best.
@@ -116,7 +122,7 @@ def matmul_reference(
                 lambda a, k: x[row + a, k].cast(dtypes.float), tiles[0],
             )  # fmt: skip
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
-                value = sums[a, b, 0]
+                value = sums[a, b]
                 if bias_array is not None:
                     value = value + bias_array[output + b].cast(dtypes.float)
                 if residual_array is not None:
@@ -147,8 +153,9 @@ def gate_up_reference(x: Tensor, w1: Weight, w3: Weight) -> Tensor:
                 )
                 for weight_tile in tiles
             )  # fmt: skip
+            hidden = swiglu_tile(loops, gate, up, num_tile_rows, num_tile_outputs, out.dtype)
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
-                out[row + a, output + b] = swiglu(gate[a, b, 0], up[a, b, 0], out.dtype)
+                out[row + a, output + b] = hidden[a, b]
 
         for_each_tile(loops, num_rows, weights, num_outputs, tile)
 

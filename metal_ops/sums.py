@@ -59,7 +59,7 @@ def products(
     left: Callable[[Index, UOp], UOp],
     right: Callable[[Index, UOp], UOp],
 ) -> Array:
-    """sums[a, b, 0] = sum over c of left(a, c) * right(b, c): a tile of a matrix product, (rows, outputs, lanes) in fp32.
+    """sums[a, b] = sum over c of left(a, c) * right(b, c): a tile of a matrix product, (rows, outputs) in fp32.
 
     Each sum is that of `total`, whatever the tile: a row's bits are the same alone or beside others.
     """
@@ -72,4 +72,8 @@ def products(
             c = step * num + lane
             lanes[a, b, lane] = lanes[a, b, lane] + left(a, c) * right(b, c)
     pair_off(loops, lanes, num, num_rows, num_outputs)
-    return lanes
+    # Side by side, so that what is done to them next runs over all of them at once.
+    sums = loops.local(num_rows, num_outputs)
+    with loops.over(num_rows) as a, loops.over(num_outputs) as b:
+        sums[a, b] = lanes[a, b, 0]
+    return sums
