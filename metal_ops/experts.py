@@ -123,7 +123,7 @@ def group_rows(chosen: Tensor, num_experts: int) -> Tensor:
 def for_each_expert_tile(loops: Loops, lists: Array, num_pairs: int, weights: list[Rows], tile) -> None:
     """Calls tile(pair of tile row, output, num_rows, num_outputs, weight tiles) for every tile of every used expert."""
     num_experts, num_outputs = weights[0].weight.shape[:2]
-    is_unpacked = num_pairs >= NUM_ROWS_TO_UNPACK * num_experts or weights[0].is_packed
+    is_unpacked = num_pairs >= NUM_ROWS_TO_UNPACK * num_experts or any(rows.is_streamed for rows in weights)
     rows_tile = TILE[0] if num_pairs > 1 else 1
     outputs_tile = largest_divisor(num_outputs, TILE) if is_unpacked else 1
 
@@ -159,7 +159,7 @@ def expert_gate_up_reference(
             gate, up = (
                 products(
                     loops, num_tile_rows, num_tile_outputs, width,
-                    lambda a, k: x[pair_of(a) // num_active, k].cast(dtypes.float), weight_tile,
+                    lambda a, k: x[pair_of(a) // num_active, k].cast(dtypes.float), weight_tile, weight_tile.run, weight_tile.group,
                 )
                 for weight_tile in tiles
             )  # fmt: skip
@@ -183,7 +183,7 @@ def expert_down_reference(hidden: Tensor, lists: Tensor, w2: Weight) -> Tensor:
         def tile(pair_of, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]) -> None:
             sums = products(
                 loops, num_tile_rows, num_tile_outputs, ffn_size,
-                lambda a, k: hidden[pair_of(a), k].cast(dtypes.float), tiles[0],
+                lambda a, k: hidden[pair_of(a), k].cast(dtypes.float), tiles[0], tiles[0].run, tiles[0].group,
             )  # fmt: skip
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
                 out[pair_of(a), output + b] = sums[a, b]

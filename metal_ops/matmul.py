@@ -75,6 +75,7 @@ class TileRows:
 
     def __init__(self, loops: Loops, rows: Rows, first: tuple[Index, ...], tile: int, is_unpacked: bool) -> None:
         self.rows, self.first = rows, first
+        self.run, self.group = (rows.width, 1) if is_unpacked else (rows.run, rows.group)
         self.unpacked = loops.local(tile, rows.width) if is_unpacked else None
         if is_unpacked:
             with loops.over(tile) as b:
@@ -91,7 +92,7 @@ def for_each_tile(loops: Loops, num_rows: int, weights: list[Rows], num_outputs:
     """Calls tile(row, output, num_rows, num_outputs, weight tiles) for every tile of a product."""
     num_cached = CACHED_BYTES // (weights[0].width * dtypes.float32.itemsize)
     num_cached = largest_divisor(num_rows, tuple(n for n in (256, 128, 64, 32, 16, 8, 4, 2) if n <= num_cached))
-    is_unpacked = num_rows >= NUM_ROWS_TO_UNPACK or weights[0].is_packed
+    is_unpacked = num_rows >= NUM_ROWS_TO_UNPACK or any(rows.is_streamed for rows in weights)
     rows_tile = largest_divisor(num_rows, TILE)
     # Few rows wait for memory, which delivers one row of the weight after the other best.
     outputs_tile = largest_divisor(num_outputs, TILE) if num_rows >= NUM_ROWS_TO_UNPACK else 1
@@ -119,7 +120,7 @@ def matmul_reference(
         def tile(row: UOp, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]):
             sums = products(
                 loops, num_tile_rows, num_tile_outputs, width,
-                lambda a, k: x[row + a, k].cast(dtypes.float), tiles[0],
+                lambda a, k: x[row + a, k].cast(dtypes.float), tiles[0], tiles[0].run, tiles[0].group,
             )  # fmt: skip
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
                 value = sums[a, b]
@@ -149,7 +150,7 @@ def gate_up_reference(x: Tensor, w1: Weight, w3: Weight) -> Tensor:
             gate, up = (
                 products(
                     loops, num_tile_rows, num_tile_outputs, width,
-                    lambda a, k: x[row + a, k].cast(dtypes.float), weight_tile,
+                    lambda a, k: x[row + a, k].cast(dtypes.float), weight_tile, weight_tile.run, weight_tile.group,
                 )
                 for weight_tile in tiles
             )  # fmt: skip

@@ -25,35 +25,41 @@ class Rows:
         self.width = weight.shape[-1]
 
     @property
-    def is_packed(self) -> bool:
-        return isinstance(self.weight, QuantizedMatrix)
+    def is_streamed(self) -> bool:
+        """Whether codes may lie across words, so that a row has to be unpacked before it is used."""
+        return isinstance(self.weight, QuantizedMatrix) and 32 % self.weight.bits != 0
+
+    @property
+    def run(self) -> int:
+        """How many consecutive elements share a word; of a plain row, as many as one likes."""
+        return 32 // self.weight.bits if isinstance(self.weight, QuantizedMatrix) else self.width
+
+    @property
+    def group(self) -> int:
+        """How many consecutive elements share a scale; of a plain row, any number."""
+        return self.weight.group_size if isinstance(self.weight, QuantizedMatrix) else 1
 
     def value(self, index: tuple[Index, ...], k: Index) -> UOp:
-        """Element k of a row of a plain matrix."""
-        return self.arrays[0][*index, k].cast(dtypes.float)
+        """Element k of a row, as fp32; not of a streamed one."""
+        if not isinstance(self.weight, QuantizedMatrix):
+            return self.arrays[0][*index, k].cast(dtypes.float)
+        codes, scales, biases = self.arrays
+        bits, group = self.weight.bits, k // self.weight.group_size
+        shift = (k % self.run * bits).cast(dtypes.uint32)
+        code = (codes[*index, k // self.run] >> shift) & ((1 << bits) - 1)
+        scale, bias = scales[*index, group].cast(dtypes.float), biases[*index, group].cast(dtypes.float)
+        return code.cast(dtypes.float) * scale + bias
 
     def unpack(self, loops: Loops, index: tuple[Index, ...], into: Array, *at: Index) -> None:
         """Writes a whole row, as fp32, to `into[*at, :]`."""
-        if not self.is_packed:
-            with loops.over(self.width) as k:
-                into[*at, k] = self.value(index, k)
-        elif 32 % self.weight.bits == 0:
-            self._unpack_words(loops, index, into, *at)
-        else:
+        if self.is_streamed:
             self._unpack_stream(loops, index, into, *at)
-
-    def _unpack_words(self, loops: Loops, index: tuple[Index, ...], into: Array, *at: Index) -> None:
-        codes, scales, biases = self.arrays
-        bits = self.weight.bits
-        per_word = 32 // bits
-        words_per_group = self.weight.group_size // per_word
-        with loops.over(self.width // self.weight.group_size) as group:
-            scale = scales[*index, group].cast(dtypes.float)
-            bias = biases[*index, group].cast(dtypes.float)
-            with loops.over(words_per_group) as w, loops.over(per_word) as j:
-                word = group * words_per_group + w
-                code = (codes[*index, word] >> (j * bits).cast(dtypes.uint32)) & ((1 << bits) - 1)
-                into[*at, word * per_word + j] = code.cast(dtypes.float) * scale + bias
+            return
+        group = self.group if self.group > 1 else self.width
+        run = min(self.run, group)
+        with loops.over(self.width // group) as outer, loops.over(group // run) as word, loops.over(run) as i:
+            k = outer * group + word * run + i
+            into[*at, k] = self.value(index, k)
 
     def _unpack_stream(self, loops: Loops, index: tuple[Index, ...], into: Array, *at: Index) -> None:
         """3, 5 and 6 bits: a code may begin in one word and end in the next."""

@@ -58,19 +58,25 @@ def products(
     num_terms: int,
     left: Callable[[Index, UOp], UOp],
     right: Callable[[Index, UOp], UOp],
+    run: int = MAX_LANES,
+    group: int = MAX_LANES,
 ) -> Array:
     """sums[a, b] = sum over c of left(a, c) * right(b, c): a tile of a matrix product, (rows, outputs) in fp32.
 
-    Each sum is that of `total`, whatever the tile: a row's bits are the same alone or beside others.
+    Each sum is that of `total`, whatever the tile: a row's bits are the same alone or beside others. run and
+    group: how many consecutive terms share a word of a packed row, and how many a scale; loops are cut there.
     """
     num = num_lanes(num_terms)
+    run, group = min(run, num), max(group, num)
     lanes = loops.local(num_rows, num_outputs, num)
     with loops.over(num_rows) as a, loops.over(num_outputs) as b, loops.over(num) as lane:
         lanes[a, b, lane] = 0.0
-    with loops.over(num_terms // num) as step:
-        with loops.over(num_rows) as a, loops.over(num_outputs) as b, loops.over(num) as lane:
-            c = step * num + lane
-            lanes[a, b, lane] = lanes[a, b, lane] + left(a, c) * right(b, c)
+    with loops.over(num_terms // group) as outer, loops.over(group // num) as step:
+        with loops.over(num_rows) as a, loops.over(num_outputs) as b:
+            with loops.over(num // run) as first, loops.over(run) as i:
+                lane = first * run + i
+                c = outer * group + step * num + lane
+                lanes[a, b, lane] = lanes[a, b, lane] + left(a, c) * right(b, c)
     pair_off(loops, lanes, num, num_rows, num_outputs)
     # Side by side, so that what is done to them next runs over all of them at once.
     sums = loops.local(num_rows, num_outputs)

@@ -14,6 +14,7 @@ from metal_ops.loops import loop_kernel
 from metal_ops.matmul import embed, gate_up, matmul
 from metal_ops.norm import rms_norm, rms_norm_drawn
 from metal_ops.qk import store_qkv
+from metal_ops.quantized import QuantizedMatrix
 from lfm2.model import rope_angles
 from lfm2.runner import capacity_of, pack
 from scheduler.rounds import Round, Segment
@@ -94,6 +95,53 @@ def test_matmul_rows_do_not_depend_on_their_company(dtype, is_packed_width):
     for rows in (1, 2, 4, 8, 32):
         part = matmul(x[8 : 8 + rows].contiguous().realize(), weight, dtype=dtypes.float32).numpy()
         np.testing.assert_array_equal(part, whole[8 : 8 + rows])
+
+
+def packed(seed, bits, group_size, *shape):
+    """Random codes with scales of either sign."""
+    rng = np.random.default_rng(seed)
+    *rows, width = shape
+    codes = rng.integers(0, 2**32, (*rows, width * bits // 32), dtype=np.uint32)
+    scales, biases = rng.standard_normal((2, *rows, width // group_size)) * 0.1
+    return QuantizedMatrix(Tensor(codes), tensor(scales), tensor(biases), bits, group_size)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_packed_matmul_in_any_company(bits):
+    weight = packed(bits, bits, 32, 12, 128)
+    x = tensor(values(0, 16, 128))
+    whole = matmul(x, weight).numpy()
+    np.testing.assert_allclose(whole, x.numpy() @ weight.dequantize().numpy().T, rtol=1e-4, atol=1e-4)
+    for rows in (1, 4):
+        part = matmul(x[3 : 3 + rows].contiguous().realize(), weight).numpy()
+        np.testing.assert_array_equal(part, whole[3 : 3 + rows])
+
+
+@pytest.mark.parametrize("bits", [4, 6])
+def test_packed_embed(bits):
+    weight = packed(0, bits, 64, 9, 128)
+    ours = embed(Tensor([8, 0], dtype=dtypes.int32), weight, dtypes.float32).numpy()
+    np.testing.assert_allclose(ours, weight.dequantize().numpy()[[8, 0]], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [4, 5])
+def test_packed_experts_in_any_company(bits):
+    """64 rows unpack the experts first, one row converts them as it goes."""
+    w1, w3, w2 = packed(0, bits, 32, 4, 32, 64), packed(1, bits, 32, 4, 32, 64), packed(2, bits, 32, 4, 64, 32)
+    x, residual = tensor(values(3, 64, 64)), tensor(values(4, 64, 64))
+    chosen = np.argsort(values(5, 64, 4))[:, :2].astype(np.int32)
+    weights = np.abs(values(6, 64, 2))
+    whole = expert_ffn(x, Tensor(chosen), tensor(weights), w1, w3, w2, residual).numpy()
+    one = slice(40, 41)
+    alone = expert_ffn(
+        *(tensor(x.numpy()[one]), Tensor(chosen[one]), tensor(weights[one])), w1, w3, w2, tensor(residual.numpy()[one])
+    ).numpy()
+    np.testing.assert_array_equal(alone, whole[one])
+    w1, w3, w2 = (weight.dequantize().numpy() for weight in (w1, w3, w2))
+    want = residual.numpy()[40].copy()
+    for a, e in enumerate(chosen[40]):
+        want += weights[40, a] * (w2[e] @ (oracle.silu(w1[e] @ x.numpy()[40]) * (w3[e] @ x.numpy()[40])))
+    np.testing.assert_allclose(whole[40], want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("num_taps, channels", [(3, 64), (3, 97), (4, 6), (2, 32)])
