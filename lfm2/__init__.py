@@ -6,8 +6,26 @@
     print(model.generate("What is the capital of France?").text)
 """
 
-from lfm2.engine import Model, load
-from lfm2.errors import LFM2Error
-from lfm2.stream import Reply, Stream
+from importlib import import_module
 
+__version__ = "0.1.0"
 __all__ = ["LFM2Error", "Model", "Reply", "Stream", "load"]
+
+# Imported when first asked for: tinygrad takes half a second, which `lfm2 --help` need not pay.
+MODULES = {
+    "LFM2Error": "lfm2.errors",
+    "Model": "lfm2.engine",
+    "Reply": "lfm2.stream",
+    "Stream": "lfm2.stream",
+    "load": "lfm2.engine",
+}
+
+
+def __getattr__(name: str):
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

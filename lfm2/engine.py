@@ -9,11 +9,11 @@ from tinygrad.dtype import DType
 
 from lfm2.artifacts import Artifacts, model_key
 from lfm2.config import Config
-from lfm2.environment import cache_folder, default_device, ensure_compiler
+from lfm2.environment import cache_folder, default_device, ensure_compiler, settle_tinygrad
 from lfm2.errors import LFM2Error, RequestError
 from lfm2.hub import resolve
 from lfm2.model import LFM2
-from lfm2.runner import Compiling, Drawn, Runner
+from lfm2.runner import Compiling, Drawn, Form, Runner, bucket
 from lfm2.sampling import Sampling
 from lfm2.state import State
 from lfm2.stream import Reply, Stream
@@ -21,6 +21,7 @@ from lfm2.tokenizer import Tokenizer
 from lfm2.tokenizer_files import read_generation_config
 from lfm2.weights import Progress, load_weights
 from metal_ops.rows import parts
+from metal_ops.table import Capacity
 from scheduler.rounds import Round, Segment
 
 # Rows of a prompt that go through the model at once.
@@ -91,6 +92,15 @@ class Model:
         reused = self._reusable(ids)
         self._running = run = self._segment_runner(reused, ids[:reused])
         return Stream(run, self.tokenizer, ids, reused, CHUNK, max_tokens, stops, options)
+
+    def prepare(self, stream: Stream) -> None:
+        """Compiles now what a stream would else compile on the way."""
+        for num_rows in stream.segment_lengths():
+            self.form(num_rows)
+
+    def form(self, num_rows: int) -> Form:
+        """The compiled form of a round of one segment with so many rows, the last of them drawn."""
+        return self.runner.form(Capacity(bucket(num_rows), 1, 1))
 
     def encode(
         self, prompt: Prompt, *, system: str | None = None, tools: list[dict] | None = None, raw: bool = False
@@ -189,6 +199,7 @@ def load(
     compute = compute_dtype(dtype or config.dtype)
     context = checked_context(context, config)
     ensure_compiler(device)
+    fault = settle_tinygrad(cache is not False)
     open_device(device)
     weights = load_weights(folder, config, device, progress)
     model = LFM2(config, weights, compute, device, context)
@@ -196,7 +207,11 @@ def load(
     stored = [(name, [(part.shape, part.dtype) for part in parts(weights[name])]) for name in sorted(weights)]
     key = model_key([config, stored, compute, context, state.num_slots], device)
     root = cache_folder() if cache is True else cache
-    artifacts = Artifacts(root or None, key, warn or (lambda message: None))
+    warn = warn or (lambda message: None)
+    artifacts = Artifacts(root or None, key, warn)
+    # One reason is enough where neither cache can be written.
+    if fault and artifacts.folder is not None:
+        warn(fault)
     runner = Runner(model, state, device, artifacts, compiling)
     return Model(config, tokenizer, runner, sampling, context)
 

@@ -1,14 +1,21 @@
-"""What the machine around us decides: the device, the C compiler, the cache folder."""
+"""What the machine around us decides: the device, the C compiler, the cache folders."""
 
 import os
+import re
 import shutil
+import sqlite3
 import sys
+import tempfile
 from pathlib import Path
+
+from tinygrad.helpers import CACHEDB, CACHELEVEL, PARALLEL, diskcache_put
 
 from lfm2.errors import LFM2Error
 
 # The device files of a GPU's driver, and tinygrad's name for its device.
 GPUS = {"/dev/nvidia0": "CUDA", "/dev/kfd": "AMD"}
+# Compilers that people set CC to for other programs; they lack clang's --target.
+NOT_CLANG = re.compile(r"(.*-)?(cc|c99|gcc)(-[\d.]+)?")
 
 
 def default_device() -> str:
@@ -24,16 +31,43 @@ def default_device() -> str:
 
 
 def ensure_compiler(device: str) -> None:
-    """Sets CC for tinygrad where `device` needs a C compiler: a clang on the PATH, else the one in the `ziglang` wheel.
+    """Sets CC for tinygrad where `device` needs a C compiler: CC itself if it can be a clang, a clang on the PATH, else the
+    one in the `ziglang` wheel.
 
-    Raises LFM2Error if there is neither.
+    Raises LFM2Error if there is none.
     """
-    if device != "CPU" or "CC" in os.environ or shutil.which("clang"):
+    if device != "CPU":
+        return
+    chosen = os.environ.get("CC", "")
+    if chosen and not NOT_CLANG.fullmatch(Path(chosen).name):
+        if not shutil.which(chosen):
+            raise LFM2Error(f"CC is {chosen!r}, which is no program: set it to a clang, or unset it")
         return
     wrapper = Path(sys.executable).parent / "zig-clang"
-    if not wrapper.exists():
+    if shutil.which("clang"):
+        os.environ["CC"] = "clang"
+    elif wrapper.exists():
+        os.environ["CC"] = str(wrapper)
+    else:
         raise LFM2Error("the CPU device needs a C compiler and no clang is on the PATH: run pip install ziglang")
-    os.environ["CC"] = str(wrapper)
+
+
+def settle_tinygrad(is_cached: bool) -> str | None:
+    """Chooses how tinygrad compiles: in this process, and with its own cache of kernels only if that works and is wanted.
+
+    Returns why the cache is wanted and does not work, if so.
+    """
+    if "PARALLEL" not in os.environ:
+        # Its workers start in a second each and outlive an interrupt; our few kernels compile faster without.
+        PARALLEL.value = 0
+    CACHELEVEL.value = int(os.environ.get("CACHELEVEL", 2)) if is_cached else 0
+    try:
+        # Does nothing if the cache is off. Otherwise a folder that is read-only shows at the first write.
+        diskcache_put("lfm2_probe", "written", 1)
+    except (OSError, sqlite3.Error) as error:
+        CACHELEVEL.value = 0
+        return f"not keeping compiled kernels in {CACHEDB}: {getattr(error, 'strerror', None) or error}"
+    return None
 
 
 def cache_folder() -> Path:
@@ -41,4 +75,8 @@ def cache_folder() -> Path:
     if folder := os.environ.get("XDG_CACHE_HOME"):
         return Path(folder) / "lfm2"
     caches = "Library/Caches" if sys.platform == "darwin" else ".cache"
-    return Path.home() / caches / "lfm2"
+    try:
+        return Path.home() / caches / "lfm2"
+    except RuntimeError:
+        # A container's made-up user has no home.
+        return Path(tempfile.gettempdir()) / f"lfm2-{os.getuid()}"

@@ -62,6 +62,12 @@ class Stream:
         self.draws: list[Draw] = []
         self.reply: Reply | None = None
 
+    def segment_lengths(self) -> list[int]:
+        """How many rows each segment of this stream has: the prompt's, then one for all that decode."""
+        starts = range(self.num_reused, len(self.prompt), self.chunk)
+        lengths = [min(self.chunk, len(self.prompt) - start) for start in starts]
+        return lengths + [1] * (self.max_tokens > 1)
+
     def __iter__(self) -> Iterator[str]:
         start = time.perf_counter()
         token = self._prefill()

@@ -124,7 +124,8 @@ def for_each_expert_tile(loops: Loops, lists: Array, num_pairs: int, weights: li
     """Calls tile(pair of tile row, output, num_rows, num_outputs, weight tiles) for every tile of every used expert."""
     num_experts, num_outputs = weights[0].weight.shape[:2]
     is_unpacked = num_pairs >= NUM_ROWS_TO_UNPACK * num_experts or any(rows.is_streamed for rows in weights)
-    rows_tile = TILE[0] if num_pairs > 1 else 1
+    # Experts with about one row each would only take it again to fill a tile.
+    rows_tile = TILE[0] if num_pairs >= 2 * num_experts else 1
     outputs_tile = largest_divisor(num_outputs, TILE) if is_unpacked else 1
 
     def listed(index: Index) -> UOp:
