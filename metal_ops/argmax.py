@@ -23,7 +23,8 @@ def reference(logits: Tensor) -> Tensor:
     lanes = num_lanes(vocab_size)
 
     def body(loops: Loops, out: Array, logits: Array) -> None:
-        with loops.over(num_rows) as n:
+        with loops.share(num_rows) as share, loops.over(share.size) as i:
+            n = share[i]
             best, is_finite = loops.local(lanes), loops.local(lanes, dtype=dtypes.int32)
             best_id = loops.local(lanes, dtype=dtypes.int32)
             with loops.over(lanes) as lane:

@@ -55,7 +55,12 @@ def reference(
                 carried[j, lane] = value
             return u
 
-        with loops.over(capacity.num_segments(table)) as s, loops.over(channels // block) as channel_block:
+        with (
+            loops.share(channels // block) as share,
+            loops.over(share.size) as i,
+            loops.over(capacity.num_segments(table)) as s,
+        ):
+            channel_block = share[i]
             slot, start, first_row, num_rows = (
                 capacity.segment(table, s, column) for column in ("slot", "start", "first_row", "num_rows")
             )

@@ -56,7 +56,8 @@ def route_reference(
     num_rows, num_experts = logits.shape
 
     def body(loops: Loops, chosen: Array, weights: Array, logits: Array, *bias: Array) -> None:
-        with loops.over(num_rows) as t:
+        with loops.share(num_rows) as share, loops.over(share.size) as i:
+            t = share[i]
             biased, sum_chosen = loops.local(num_experts), loops.local(1)
             best, score = loops.local(1, dtype=dtypes.int32), loops.local(1)
             with loops.over(num_experts) as e:
@@ -201,7 +202,8 @@ def combine_reference(outputs: Tensor, weights: Tensor, residual: Tensor) -> Ten
     width = outputs.shape[1]
 
     def body(loops: Loops, out: Array, outputs: Array, weights: Array, residual: Array) -> None:
-        with loops.over(num_rows) as t, loops.over(width) as c:
+        with loops.share(num_rows) as share, loops.over(share.size) as i, loops.over(width) as c:
+            t = share[i]
             mixed = sum(weights[t, a] * outputs[t * num_active + a, c] for a in range(num_active))
             out[t, c] = mixed.cast(out.dtype).cast(dtypes.float) + residual[t, c].cast(dtypes.float)
 

@@ -77,16 +77,14 @@ class Array:
 
 @dataclass(frozen=True)
 class Share:
-    """A thread's part of a divided loop: `size` of its `count` iterations."""
+    """A thread's part of a divided loop: `size` consecutive iterations."""
 
-    count: int
     size: int
     part: UOp
 
     def __getitem__(self, i: Index) -> UOp:
         """The iteration that is this thread's i-th."""
-        index = self.part * self.size + i
-        return index if self.count % self.size == 0 else index.minimum(self.count - 1)
+        return self.part * self.size + i
 
 
 class Loops:
@@ -123,7 +121,8 @@ class Loops:
     def over(self, end: Index) -> Iterator[UOp]:
         """Runs the body for 0 .. end - 1. An `end` read from an array must be at least 1."""
         if isinstance(end, int):
-            index = UOp.range(end, self._name(), AxisType.WEAK)
+            # NOTE: not WEAK, which a GPU's code generator may spread over threads.
+            index = UOp.range(end, self._name(), AxisType.LOOP)
             self._enter(index)
             yield index
             self._leave(index)
@@ -143,17 +142,16 @@ class Loops:
     def share(self, count: int) -> Iterator["Share"]:
         """Divides 0 .. count - 1 over the device's threads; the outermost loop of a kernel, whose parts must not meet.
 
-        A GPU gets a thread for each. The CPU's few threads get a run of them each, of one length: where that does not come
-        out even, the last is done twice, which must do no harm.
+        A GPU gets a thread for each. On a CPU as many threads as divide the count get a run of them each.
         """
         if self.num_threads is None:
-            size, kind, num_parts = 1, AxisType.GLOBAL, count
+            num_parts, kind = count, AxisType.GLOBAL
         else:
-            size, kind = -(-count // self.num_threads), AxisType.THREAD
-            num_parts = -(-count // size)
+            most = min(self.num_threads, count)
+            num_parts, kind = next(n for n in range(most, 0, -1) if count % n == 0), AxisType.THREAD
         part = UOp.range(num_parts, self._name(), kind)
         self._enter(part)
-        yield Share(count, size, part)
+        yield Share(count // num_parts, part)
         self._leave(part)
 
     def _enter(self, loop: UOp) -> None:

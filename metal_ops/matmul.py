@@ -170,7 +170,8 @@ def embed_reference(tokens: Tensor, weight: Weight, dtype: DType) -> Tensor:
 
     def body(loops: Loops, out: Array, tokens: Array, *arrays: Array) -> None:
         rows = Rows(weight, list(arrays))
-        with loops.over(num_rows) as t:
+        with loops.share(num_rows) as share, loops.over(share.size) as i:
+            t = share[i]
             row = loops.local(width)
             rows.unpack(loops, (tokens[t].cast(dtypes.weakint),), row)
             with loops.over(width) as k:

@@ -34,7 +34,8 @@ def reference(
     num_rows = x.shape[0] if capacity is None else capacity.drawn
 
     def body(loops: Loops, out: Array, x: Array, weight: Array, *table: Array) -> None:
-        with loops.over(num_rows) as t:
+        with loops.share(num_rows) as share, loops.over(share.size) as i:
+            t = share[i]
             row = capacity.drawn_row(table[0], t) if table else t
             scale = loops.local(1)
             squares = total(loops, width, lambda c: x[row, c].cast(dtypes.float) * x[row, c].cast(dtypes.float))

@@ -79,7 +79,8 @@ def reference(
 
     def body(loops: Loops, q_out: Array, keys: Array, values: Array, *reads: Array) -> None:
         q, k, v, q_weight, k_weight, angles, table = reads
-        with loops.over(capacity.rows) as t:
+        with loops.share(capacity.rows) as share, loops.over(share.size) as i:
+            t = share[i]
             position, base = capacity.row(table, t, "position"), capacity.row(table, t, "base")
             with loops.over(num_heads) as head:
                 query = rotated(loops, q, t, head, q_weight, angles, position)

@@ -5,6 +5,7 @@ import pytest
 from tinygrad import Tensor, dtypes
 
 import oracle
+from lfm2.environment import default_device
 from metal_ops.argmax import argmax
 from metal_ops.attention import attend
 from metal_ops.conv import short_conv
@@ -19,7 +20,7 @@ from lfm2.model import rope_angles
 from lfm2.runner import capacity_of, pack
 from scheduler.rounds import Round, Segment
 
-DEVICE = "CPU"
+DEVICE = default_device()
 
 
 def values(seed, *shape, scale=1.0):
