@@ -85,16 +85,16 @@ class Threads:
 
 
 @cache
-def cpu_threads() -> Threads:
+def cpu_threads(num: int) -> Threads:
     """This process's threads, started at the first call."""
-    return Threads(NUM_CPU_THREADS.value)
+    return Threads(num)
 
 
 class CommandList:
     """A captured step as commands. `linear` is its calls, `inputs` the buffers that its parameters stand for."""
 
     def __init__(self, linear: UOp, inputs: tuple[UOp, ...]) -> None:
-        self.threads = cpu_threads()
+        self.threads = cpu_threads(NUM_CPU_THREADS.value)
         self.pieces: list[Piece] = []
         # Kept, because the commands hold bare addresses.
         self._kept: list[object] = []

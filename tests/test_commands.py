@@ -1,0 +1,86 @@
+"""A captured step on the CPU's threads: the same bits as kernel by kernel, on any number of threads, also interrupted."""
+
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from tinygrad import Context, Tensor, dtypes
+
+from lfm2.environment import default_device
+from metal_ops.commands import KERNELS_IN_PIECE, cpu_threads
+from metal_ops.launch import Step, copy_in, empty
+from metal_ops.loops import loop_kernel
+from metal_ops.matmul import matmul
+from metal_ops.norm import rms_norm
+
+pytestmark = pytest.mark.skipif(default_device() != "CPU", reason="command lists are the CPU's")
+
+
+def step_of(num_layers, rows=8, width=48):
+    """A chain of divided and undivided kernels, each of which needs all of the one before; its input and its step."""
+    rng = np.random.default_rng(0)
+    x = empty((rows, width), dtypes.float32, "CPU")
+    weights = [Tensor(rng.standard_normal((width, width)).astype(np.float32)).realize() for _ in range(num_layers)]
+    ones = Tensor(np.ones(width, np.float32)).realize()
+
+    def mixed(y):
+        """Every element becomes a sum over all of them: one part, for it cannot be divided."""
+
+        def body(loops, out, y):
+            total = loops.local(1)
+            total[0] = 0.0
+            with loops.over(rows) as t, loops.over(width) as c:
+                total[0] = total[0] + y[t, c]
+            with loops.over(rows) as t, loops.over(width) as c:
+                out[t, c] = y[t, c] + total[0]
+
+        return loop_kernel("mixed", body, [Tensor.empty(rows, width, device="CPU")], [y])[0]
+
+    def function():
+        y = x
+        for weight in weights:
+            y = mixed(rms_norm(matmul(y, weight), ones, 1e-5))
+        return (y,)
+
+    return x, Step.capture(function, [x, *weights, ones])
+
+
+def feed(x, values):
+    copy_in(x, 0, memoryview(values.copy()).cast("B"))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_threads_do_not_change_a_bit(num_threads):
+    values = np.random.default_rng(1).standard_normal((8, 48)).astype(np.float32)
+    with Context(NUM_CPU_THREADS=1):
+        x, step = step_of(2 * KERNELS_IN_PIECE // 3)
+        feed(x, values)
+        want = step()[0].numpy()
+    with Context(NUM_CPU_THREADS=num_threads):
+        x, step = step_of(2 * KERNELS_IN_PIECE // 3)
+        for _ in range(20):
+            feed(x, values)
+            np.testing.assert_array_equal(step()[0].numpy(), want)
+
+
+def test_an_interrupt_leaves_the_threads_in_step():
+    values = np.random.default_rng(2).standard_normal((8, 48)).astype(np.float32)
+    x, step = step_of(8)
+    feed(x, values)
+    want = step()[0].numpy()
+    for delay_s in (0.0, 0.002, 0.02, 0.05):
+        timer = threading.Timer(delay_s, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            end = time.monotonic() + 10
+            while time.monotonic() < end:
+                step()
+        timer.join()
+        feed(x, values)
+        np.testing.assert_array_equal(step()[0].numpy(), want)
+
+
+def test_threads_are_started_once():
+    assert cpu_threads(2) is cpu_threads(2)
