@@ -72,8 +72,8 @@ def test_an_interrupt_leaves_the_threads_in_step():
     want = step()[0].numpy()
     for delay_s in (0.0, 0.002, 0.02, 0.05):
         timer = threading.Timer(delay_s, signal.raise_signal, [signal.SIGINT])
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             end = time.monotonic() + 10
             while time.monotonic() < end:
                 step()
