@@ -15,7 +15,7 @@ from metal_ops.argmax import argmax
 from metal_ops.attention import attend
 from metal_ops.conv import short_conv
 from metal_ops.experts import expert_ffn, route
-from metal_ops.matmul import embed, gate_up, matmul
+from metal_ops.matmul import embed, gate_up, matmul, project
 from metal_ops.norm import rms_norm, rms_norm_drawn
 from metal_ops.qk import store_qkv
 from metal_ops.rows import parts
@@ -57,7 +57,7 @@ class Attention:
         table: Tensor,
         capacity: Capacity,
     ) -> Tensor:
-        q, k, v = matmul(x, self.q_proj), matmul(x, self.k_proj), matmul(x, self.v_proj)
+        q, k, v = project(x, [self.q_proj, self.k_proj, self.v_proj])
         q, keys, values = store_qkv(
             q, k, v, self.q_layernorm, self.k_layernorm, angles, self.config.norm_eps, keys, values, table, capacity
         )  # (T, H, D)
@@ -86,10 +86,10 @@ class MoeFeedForward:
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         config = self.config
-        logits = matmul(x, self.gate, dtype=dtypes.float32)  # (T, E)
         chosen, weights = route(
-            logits, self.expert_bias, config.num_active_experts, config.norm_topk_prob, config.routed_scaling_factor
-        )
+            *(x, self.gate, self.expert_bias, config.num_active_experts),
+            *(config.norm_topk_prob, config.routed_scaling_factor),
+        )  # (T, A)
         return expert_ffn(x, chosen, weights, self.w1, self.w3, self.w2, residual)
 
 

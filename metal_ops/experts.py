@@ -1,10 +1,10 @@
 """route, expert_ffn: the mixture of experts.
 
-    s = sigmoid(logits[t]);  chosen: the A largest s + expert_bias, the lower id on ties, largest first
+    s = sigmoid(gate x[t]);  chosen: the A largest s + expert_bias, the lower id on ties, largest first
     weight[t, a] = scale * s[chosen] / (sum of the chosen s + 1e-6)            (the division only if asked for)
     out[t] = round(sum_a weight[t, a] * w2[e](silu(w1[e] x[t]) * w3[e] x[t])) + residual[t],  e = chosen[t, a]
 
-logits (T, E) and expert_bias (E) fp32; x and residual (T, C) in the compute type; w1, w3 (E, I, C), w2 (E, C, I), plain or
+gate (E, C), expert_bias (E) fp32; x and residual (T, C) in the compute type; w1, w3 (E, I, C), w2 (E, C, I), plain or
 packed. All of the routing is fp32, and the bias decides the choice alone. Rows are grouped by expert, so an expert's weights
 are read once a pass; a row's own sums and the sum over its experts, in order of choice, are the same in any company.
 """
@@ -14,22 +14,27 @@ from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
 from metal_ops.loops import Array, Index, Loops, loop_kernel
-from metal_ops.matmul import NUM_ROWS_TO_UNPACK, TILE, TileRows, swiglu_tile
+from metal_ops.matmul import NUM_ROWS_TO_UNPACK, TILE, TileRows, matmul, swiglu_tile
 from metal_ops.rows import Rows, Weight, parts
 from metal_ops.sums import largest_divisor, products
 
 
 def route(
-    logits: Tensor, expert_bias: Tensor | None, num_active: int, is_normalised: bool, scale: float
+    x: Tensor,
+    gate: Weight,
+    expert_bias: Tensor | None,
+    num_active: int,
+    is_normalised: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """The chosen experts (T, A) int32 and their weights (T, A) fp32."""
-    num_experts = logits.shape[1]
-    expect("route", "logits", logits, logits.shape, (dtypes.float32,))
+    """The experts chosen for each row of x (T, C) by gate (E, C): (T, A) int32, and their weights (T, A) fp32."""
+    num_experts = gate.shape[0]
     if expert_bias is not None:
         expect("route", "expert_bias", expert_bias, (num_experts,), (dtypes.float32,))
     if not 1 <= num_active <= num_experts:
         raise ValueError(f"route: {num_active} active experts of {num_experts} asked for")
-    return route_reference(logits, expert_bias, num_active, is_normalised, scale)
+    logits = matmul(x, gate, dtype=dtypes.float32)
+    return choose_reference(logits, expert_bias, num_active, is_normalised, scale)
 
 
 def expert_ffn(
@@ -50,9 +55,10 @@ def expert_ffn(
     return combine_reference(outputs, weights, residual)
 
 
-def route_reference(
+def choose_reference(
     logits: Tensor, expert_bias: Tensor | None, num_active: int, is_normalised: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
+    """The choice from the router's logits (T, E) fp32."""
     num_rows, num_experts = logits.shape
 
     def body(loops: Loops, chosen: Array, weights: Array, logits: Array, *bias: Array) -> None:

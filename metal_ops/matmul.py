@@ -1,4 +1,4 @@
-"""matmul, gate_up, embed: products of rows with a stored weight, plain or packed.
+"""matmul, project, gate_up, embed: products of rows with a stored weight, plain or packed.
 
     matmul   out[t, n] = round(sum_k x[t, k] * weight[n, k] + bias[n]) + residual[t, n]
     gate_up  out[t, n] = silu(round(sum_k x[t, k] * w1[n, k])) * round(sum_k x[t, k] * w3[n, k])
@@ -42,6 +42,11 @@ def matmul(
     if residual is not None:
         expect("matmul", "residual", residual, (x.shape[0], num_outputs), (x.dtype,))
     return matmul_reference(x, weight, bias, residual, dtype or x.dtype)
+
+
+def project(x: Tensor, weights: list[Weight]) -> list[Tensor]:
+    """x (T, K) times each of several weights (N, K): queries, keys and values are one launch where a kernel serves them."""
+    return [matmul(x, weight) for weight in weights]
 
 
 def gate_up(x: Tensor, w1: Weight, w3: Weight) -> Tensor:

@@ -9,7 +9,7 @@ from lfm2.environment import default_device
 from metal_ops.argmax import argmax
 from metal_ops.attention import attend
 from metal_ops.conv import short_conv
-from metal_ops.experts import expert_ffn, route
+from metal_ops.experts import choose_reference, expert_ffn, route
 from metal_ops.launch import copy_in, empty
 from metal_ops.loops import loop_kernel
 from metal_ops.matmul import embed, gate_up, matmul
@@ -239,29 +239,38 @@ def attention_of(stream, q_weight, k_weight, length):
 @pytest.mark.parametrize("is_normalised, scale", [(True, 1.0), (False, 2.5)])
 def test_route(is_normalised, scale):
     logits, bias = values(0, 7, 32), values(1, 32)
-    chosen, weights = route(tensor(logits), tensor(bias), 4, is_normalised, scale)
+    chosen, weights = choose_reference(tensor(logits), tensor(bias), 4, is_normalised, scale)
     for t in range(7):
         want_chosen, want_weights = oracle.route(logits[t], bias, 4, is_normalised, scale)
         assert chosen.numpy()[t].tolist() == want_chosen.tolist()
         np.testing.assert_allclose(weights.numpy()[t], want_weights, rtol=1e-5)
 
 
+def test_route_takes_the_logits_of_its_gate():
+    x, gate, bias = values(0, 3, 32), values(1, 8, 32), values(2, 8)
+    chosen, weights = route(tensor(x), tensor(gate), tensor(bias), 2, True, 1.0)
+    for t in range(3):
+        want_chosen, want_weights = oracle.route(gate @ x[t], bias, 2, True, 1.0)
+        assert chosen.numpy()[t].tolist() == want_chosen.tolist()
+        np.testing.assert_allclose(weights.numpy()[t], want_weights, rtol=1e-4)
+
+
 def test_route_by_hand():
     """Sigmoid 0.881, 0.731, 0.5, 0.269; the bias changes the choice and not the weights."""
-    chosen, weights = route(tensor([[2, 1, 0, -1]]), tensor([-1, 0, 0.4, 0]), 2, True, 1.0)
+    chosen, weights = choose_reference(tensor([[2, 1, 0, -1]]), tensor([-1, 0, 0.4, 0]), 2, True, 1.0)
     assert chosen.tolist() == [[2, 1]]
     np.testing.assert_allclose(weights.numpy(), [[0.4061, 0.5939]], atol=1e-4)
 
 
 def test_route_ties_go_to_the_lowest_id_in_any_company():
     logits = tensor(np.zeros((3, 8)))
-    assert route(logits, None, 3, True, 1.0)[0].tolist() == [[0, 1, 2]] * 3
-    assert route(tensor(np.zeros((1, 8))), None, 3, True, 1.0)[0].tolist() == [[0, 1, 2]]
+    assert choose_reference(logits, None, 3, True, 1.0)[0].tolist() == [[0, 1, 2]] * 3
+    assert choose_reference(tensor(np.zeros((1, 8))), None, 3, True, 1.0)[0].tolist() == [[0, 1, 2]]
 
 
 def test_route_bias_in_fp32():
     """Biased scores 1e-4 apart around 0.9, where a bf16 step is 0.004."""
-    chosen, _ = route(tensor([[0.0, 0.0]]), tensor([0.4, 0.4001]), 1, True, 1.0)
+    chosen, _ = choose_reference(tensor([[0.0, 0.0]]), tensor([0.4, 0.4001]), 1, True, 1.0)
     assert chosen.tolist() == [[1]]
 
 
@@ -350,7 +359,7 @@ def test_a_loop_may_end_at_a_number_read_from_an_array():
         (lambda: rms_norm(tensor(np.ones((2, 8))), tensor(np.ones(7)), 1e-5), "weight must have shape (8,), found (7,)"),
         (lambda: matmul(tensor(np.ones((2, 8))), tensor(np.ones((4, 9)))), "x must have shape (2, 9), found (2, 8)"),
         (lambda: argmax(tensor(np.ones((2, 8)), dtypes.half)), "logits must be float, found half"),
-        (lambda: route(tensor(np.ones((2, 4))), None, 5, True, 1.0), "5 active experts of 4"),
+        (lambda: route(tensor(np.ones((2, 8))), tensor(np.ones((4, 8))), None, 5, True, 1.0), "5 active experts of 4"),
     ],
 )
 def test_wrong_arguments_are_named(call, words):
