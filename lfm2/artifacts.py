@@ -1,12 +1,11 @@
 """Compiled artifacts: captured steps kept in a folder, so that a later process traces and compiles nothing.
 
 A wrong, damaged or foreign entry is a miss, never an error. An entry is a pickle, which runs code when it is loaded: so the
-folder must belong to this user and be closed to others, and an entry must carry the checksum of its content.
+folder must belong to this user and be closed to others, and an entry must carry the checksum of its key and content.
 """
 
 import hashlib
 import os
-import pickle
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from metal_ops.launch import Step, codegen_settings
 from metal_ops.table import Capacity
 
 MAGIC = b"lfm2 step 1\n"
+HEAD_BYTES = len(MAGIC) + hashlib.sha256().digest_size
 SOURCE_FOLDERS = ("lfm2", "metal_ops", "scheduler")
 
 
@@ -52,8 +52,14 @@ class Artifacts:
 
     def path(self, capacity: Capacity) -> Path:
         """Where the step of a capacity is kept."""
-        key = f"{self.model_key}\n{capacity}"
-        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.step"
+        return self.folder / f"{hashlib.sha256(self._key(capacity)).hexdigest()[:32]}.step"
+
+    def _key(self, capacity: Capacity) -> bytes:
+        return f"{self.model_key}\n{capacity}".encode()
+
+    def _head(self, capacity: Capacity, payload: bytes) -> bytes:
+        """What stands before the payload: a checksum over it and over what it was made for."""
+        return MAGIC + hashlib.sha256(self._key(capacity) + payload).digest()
 
     def load(self, capacity: Capacity, inputs: list[Tensor]) -> Step | None:
         """The kept step of a capacity on these inputs, or none."""
@@ -61,11 +67,12 @@ class Artifacts:
             return None
         try:
             content = self.path(capacity).read_bytes()
-            head, payload = content[: len(MAGIC) + 32], content[len(MAGIC) + 32 :]
-            if head != MAGIC + hashlib.sha256(payload).digest():
+            payload = content[HEAD_BYTES:]
+            if content[:HEAD_BYTES] != self._head(capacity, payload):
                 return None
             return Step.loads(payload, inputs)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, EOFError, RuntimeError, pickle.PickleError):
+        except Exception:
+            # A pickle that is not ours may raise anything.
             return None
 
     def save(self, capacity: Capacity, step: Step) -> None:
@@ -77,7 +84,7 @@ class Artifacts:
         try:
             with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
                 temporary = file.name
-                file.write(MAGIC + hashlib.sha256(payload).digest() + payload)
+                file.write(self._head(capacity, payload) + payload)
             os.replace(temporary, self.path(capacity))
         except OSError as error:
             self._give_up(error.strerror or str(error))
@@ -97,6 +104,6 @@ def sources_digest() -> str:
     digest = hashlib.sha256()
     for folder in SOURCE_FOLDERS:
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".py", ".metal", ".h"):
+            if path.suffix in (".py", ".metal", ".h", ".c"):
                 digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()

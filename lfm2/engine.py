@@ -16,7 +16,7 @@ from lfm2.model import LFM2
 from lfm2.runner import Compiling, Drawn, Form, Runner, bucket
 from lfm2.sampling import Sampling
 from lfm2.state import State
-from lfm2.stream import Reply, Stream
+from lfm2.stream import Reply, RunSegment, Stream
 from lfm2.tokenizer import Tokenizer
 from lfm2.tokenizer_files import read_generation_config
 from lfm2.weights import Progress, load_weights
@@ -90,7 +90,7 @@ class Model:
             )
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         reused = self._reusable(ids)
-        self._running = run = self._segment_runner(reused, ids[:reused])
+        self._running = run = self._segment_runner(ids[:reused])
         return Stream(run, self.tokenizer, ids, reused, CHUNK, max_tokens, stops, options)
 
     def prepare(self, stream: Stream) -> None:
@@ -125,10 +125,10 @@ class Model:
     def logits_by_chunk(self, ids: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """The same in pieces: (index of the first row, logits)."""
         ids = self._checked_ids(ids)
-        self._running = None
+        self._running = run = self._segment_runner([])
         for start in range(0, len(ids), LOGITS_CHUNK):
             tokens = ids[start : start + LOGITS_CHUNK]
-            yield start, self._run(start, tokens, len(tokens), ids[:start]).logits()
+            yield start, run(tokens, len(tokens)).logits()
 
     def _checked_ids(self, ids: Sequence[int]) -> list[int]:
         ids = [int(token) for token in ids]
@@ -141,14 +141,14 @@ class Model:
             raise RequestError(f"token {wrong} is not in the vocabulary of {self.config.vocab_size}")
         return ids
 
-    def _segment_runner(self, start: int, held: list[int]) -> Callable[[Sequence[int], bool], Drawn]:
-        """Runs a stream's segments one after the other, from a position on."""
+    def _segment_runner(self, held: list[int]) -> RunSegment:
+        """Runs a stream's segments one after the other, from those tokens on that the slot holds."""
         held = list(held)
 
-        def run(tokens: Sequence[int], is_drawn: bool) -> Drawn:
+        def run(tokens: Sequence[int], num_drawn: int) -> Drawn:
             if self._running is not run:
                 raise RequestError("this stream was ended by a later call on the same model")
-            drawn = self._run(len(held), list(tokens), int(is_drawn), held)
+            drawn = self._run(len(held), list(tokens), num_drawn, held)
             held.extend(tokens)
             return drawn
 

@@ -11,8 +11,8 @@ from lfm2.sampling import Draw, Sampling, draw, seed_of
 from lfm2.text_stream import TextStream
 from lfm2.tokenizer import Tokenizer
 
-# Takes the tokens of one segment, and whether its last row is drawn.
-RunSegment = Callable[[Sequence[int], bool], Drawn]
+# Takes the tokens of one segment, and how many of its last rows are drawn.
+RunSegment = Callable[[Sequence[int], int], Drawn]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,10 @@ class Reply:
 
 
 class Stream:
-    """Iterates over the pieces of a reply's text; `reply` is there once they are all out."""
+    """Iterates, once, over the pieces of a reply's text; `reply` is there once they are all out.
+
+    A loop that was left goes on where it was with the next one.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Stream:
         self.num_tokens = len(prompt)
         self.draws: list[Draw] = []
         self.reply: Reply | None = None
+        self._pieces = self._make()
 
     def segment_lengths(self) -> list[int]:
         """How many rows each segment of this stream has: the prompt's, then one for all that decode."""
@@ -69,6 +73,9 @@ class Stream:
         return lengths + [1] * (self.max_tokens > 1)
 
     def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def _make(self) -> Iterator[str]:
         start = time.perf_counter()
         token = self._prefill()
         first = time.perf_counter()
@@ -86,7 +93,7 @@ class Stream:
             if pieces[-1]:
                 yield pieces[-1]
             if finish_reason is None:
-                token = self._draw(self.run([token], True))
+                token = self._draw(self.run([token], 1))
         pieces.append(self.text_stream.finish())
         if pieces[-1]:
             yield pieces[-1]
@@ -105,7 +112,7 @@ class Stream:
         length = len(self.prompt)
         for start in range(self.num_reused, length, self.chunk):
             end = min(start + self.chunk, length)
-            drawn = self.run(self.prompt[start:end], end == length)
+            drawn = self.run(self.prompt[start:end], int(end == length))
         return self._draw(drawn)
 
     def _draw(self, drawn: Drawn) -> int:

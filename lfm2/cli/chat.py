@@ -1,0 +1,141 @@
+"""`lfm2 chat`: turns of user and model. Keeps the messages; the model keeps their state."""
+
+import contextlib
+import importlib
+import sys
+
+import click
+
+import lfm2
+from lfm2.cli.generate import check_sampling, report
+from lfm2.cli.loading import decode, load_model
+from lfm2.cli.options import LOADING, REPLYING, SAMPLING, no_cache_option, options
+from lfm2.cli.terminal import Terminal
+from lfm2.errors import LFM2Error, RequestError
+
+PROMPT = "> "
+HELP = """/reset  forget the conversation
+/help   this list
+/exit   leave; so do Ctrl-D, and Ctrl-C where nothing is typed
+Ctrl-C during a reply stops it; what was said stays in the conversation."""
+
+
+class Keyboard:
+    """The lines of standard input, edited and asked for if it is a terminal."""
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stdin.isatty()
+        self._readline = None
+        if self.is_terminal and sys.stdout.isatty():
+            # Imported here: it is not everywhere, and may write to a standard output that is no terminal.
+            with contextlib.suppress(ImportError):
+                self._readline = importlib.import_module("readline")
+
+    def read(self) -> str | None:
+        """The next line without its end, or none at the end of input.
+
+        Raises RequestError, and KeyboardInterrupt where nothing was typed.
+        """
+        while True:
+            try:
+                return self._read()
+            except KeyboardInterrupt:
+                sys.stderr.write("\n")
+                if not self._readline or not self._readline.get_line_buffer():
+                    raise
+
+    def _read(self) -> str | None:
+        if self._readline:
+            with contextlib.suppress(EOFError):
+                return self._checked(input(PROMPT))
+            sys.stderr.write("\n")
+            return None
+        if self.is_terminal:
+            sys.stderr.write(PROMPT)
+            sys.stderr.flush()
+        line = sys.stdin.buffer.readline()
+        return decode(line, "standard input").rstrip("\r\n") if line else None
+
+    def _checked(self, line: str) -> str:
+        # What is not UTF-8 may have been read as unpaired surrogates.
+        return decode(line.encode("utf-8", "surrogateescape"), "the input")
+
+
+class Chat:
+    """The messages so far, and the options of every reply."""
+
+    def __init__(self, terminal: Terminal, model: "lfm2.Model", request: dict) -> None:
+        self.terminal = terminal
+        self.model = model
+        self.request = request
+        self.messages: list[dict] = []
+
+    def reset(self) -> None:
+        self.messages.clear()
+
+    def reply(self, text: str) -> None:
+        """Answers `text`. A turn that failed, or was stopped before its first piece, is not remembered."""
+        turn = {"role": "user", "content": text}
+        pieces: list[str] = []
+        try:
+            stream = self.model.stream([*self.messages, turn], **self.request)
+            self.model.prepare(stream)
+            for piece in stream:
+                pieces.append(piece)
+                self.terminal.write(piece)
+            for line in report(stream.reply, {"first_token_s": stream.reply.prefill_s}):
+                self.terminal.detail(line)
+        except KeyboardInterrupt:
+            self.terminal.write("\n" if pieces else "")
+        else:
+            self.terminal.write("\n")
+        if pieces:
+            self.messages += [turn, {"role": "assistant", "content": "".join(pieces)}]
+
+
+@click.command()
+@options(LOADING, no_cache_option, REPLYING, SAMPLING)
+@click.pass_obj
+def chat(terminal: Terminal, **given) -> None:
+    """Talks with a model: a line is a message, /help lists the commands.
+
+    Reads from a pipe too, a message a line.
+    """
+    check_sampling(given)
+    model = load_model(terminal, given)
+    keyboard = Keyboard()
+    talk = Chat(terminal, model, given)
+    if keyboard.is_terminal:
+        terminal.note("/help lists the commands")
+    with contextlib.suppress(KeyboardInterrupt):
+        while take_turn(terminal, keyboard, talk):
+            pass
+
+
+def take_turn(terminal: Terminal, keyboard: Keyboard, talk: Chat) -> bool:
+    """Reads a line and does what it says; false when the chat is over."""
+    try:
+        line = keyboard.read()
+        if line is None or line.strip() == "/exit":
+            return False
+        run_line(terminal, talk, line)
+    except LFM2Error as error:
+        # Who types can go on; a pipe's reader must learn that a reply is missing.
+        if not keyboard.is_terminal:
+            raise
+        terminal.end_line()
+        terminal.note(f"Error: {error}")
+    return True
+
+
+def run_line(terminal: Terminal, talk: Chat, line: str) -> None:
+    command = line.strip()
+    if command == "/reset":
+        talk.reset()
+        terminal.note("the conversation is forgotten")
+    elif command == "/help":
+        terminal.note(HELP)
+    elif command.startswith("/") and command[1:].isalpha():
+        raise RequestError(f"there is no command {command}; /help lists them")
+    elif command:
+        talk.reply(line)

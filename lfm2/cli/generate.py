@@ -1,0 +1,126 @@
+"""`lfm2 generate`: one prompt, one reply, as text or as a JSON object."""
+
+import json
+import sys
+from dataclasses import fields
+
+import click
+
+import lfm2
+from lfm2.cli.loading import Compilation, Stopwatch, load_model, peak_memory_bytes, read_text
+from lfm2.cli.options import LOADING, REPLYING, SAMPLING, json_option, no_cache_option, options
+from lfm2.cli.terminal import Terminal, bytes_text
+from lfm2.sampling import Draw, Sampling
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("-p", "--prompt", "prompt_option", metavar="TEXT", help="The prompt, in place of PROMPT.")
+@options(
+    LOADING,
+    no_cache_option,
+    REPLYING,
+    SAMPLING,
+    click.option("--raw", is_flag=True, help="Go on with the prompt as it is: no chat template."),
+    json_option,
+    click.option(
+        "--logprobs",
+        "num_logprobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="With --json: log-probabilities of each token and of the N likeliest.",
+    ),
+)
+@click.pass_obj
+def generate(terminal: Terminal, prompt: str | None, prompt_option: str | None, as_json: bool, **given) -> None:
+    """Writes the reply to PROMPT as it is made.
+
+    A PROMPT of - is read from standard input; so is a missing one, unless standard input is a terminal.
+    """
+    if given["num_logprobs"] and not as_json:
+        raise click.UsageError("--logprobs needs --json")
+    prompt = chosen_prompt(prompt, prompt_option)
+    check_sampling(given)
+    watch = Stopwatch()
+    compilation = Compilation(terminal)
+    model = load_model(terminal, given, compilation)
+    times = {"load_s": watch.lap_s()}
+    stream = model.stream(prompt, **given)
+    model.prepare(stream)
+    times["compile_s"] = watch.lap_s() if compilation.num_forms else 0.0
+    for piece in stream:
+        if not as_json:
+            terminal.write(piece)
+    reply = stream.reply
+    times |= {"first_token_s": reply.prefill_s, "decode_s": reply.decode_s}
+    terminal.write(json_line(model, reply, times) if as_json else "\n")
+    for line in report(reply, times):
+        terminal.detail(line)
+
+
+def chosen_prompt(argument: str | None, option: str | None) -> str:
+    """The prompt: an argument, -p, or standard input, of which one trailing line end is not part."""
+    if argument is not None and option is not None:
+        raise click.UsageError("the prompt is given twice, as an argument and with -p")
+    prompt = option if argument is None else argument
+    if prompt is None and sys.stdin.isatty():
+        raise click.UsageError("no prompt: give one as an argument, or - to read standard input")
+    if prompt is None or prompt == "-":
+        return read_text("-").removesuffix("\n").removesuffix("\r")
+    return prompt
+
+
+def check_sampling(given: dict) -> None:
+    """Refuses sampling options that are out of range before anything is loaded."""
+    names = [field.name for field in fields(Sampling)]
+    Sampling().override(**{name: given[name] for name in names if name in given})
+
+
+def report(reply: "lfm2.Reply", times: dict[str, float]) -> list[str]:
+    """What --verbose tells of a reply."""
+    rates = speeds(reply)
+    num_tokens = len(reply.tokens)
+    lines = [
+        f"prompt: {reply.num_prompt_tokens} tokens, {reply.num_reused_tokens} reused, "
+        f"{rates['prefill_tok_s']:.1f} tokens/s",
+        f"reply: {num_tokens} token{'s' * (num_tokens != 1)}, {rates['decode_tok_s']:.1f} tokens/s, "
+        f"ended by {'max_tokens' if reply.finish_reason == 'length' else 'itself or a stop text'}",
+        f"first token: after {times['first_token_s']:.2f} s",
+    ]
+    if "load_s" in times:
+        lines.append(f"before that: loading {times['load_s']:.2f} s, compiling {times['compile_s']:.2f} s")
+    return [*lines, f"peak memory: {bytes_text(peak_memory_bytes())}"]
+
+
+def speeds(reply: "lfm2.Reply") -> dict[str, float]:
+    num_run = reply.num_prompt_tokens - reply.num_reused_tokens
+    num_decoded = len(reply.tokens) - 1
+    return {
+        "prefill_tok_s": num_run / reply.prefill_s,
+        "decode_tok_s": num_decoded / reply.decode_s if num_decoded else 0.0,
+    }
+
+
+def json_line(model: "lfm2.Model", reply: "lfm2.Reply", times: dict[str, float]) -> str:
+    """All of a reply as one line of JSON."""
+    record = {
+        "text": reply.text,
+        "tokens": reply.tokens,
+        "finish_reason": reply.finish_reason,
+        "prompt_tokens": reply.num_prompt_tokens,
+        "timings": times | speeds(reply),
+        "peak_memory_bytes": peak_memory_bytes(),
+    }
+    if reply.draws:
+        record["logprobs"] = [logprobs(model, draw) for draw in reply.draws]
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def logprobs(model: "lfm2.Model", draw: Draw) -> dict:
+    """A drawn token's log-probability, and the likeliest ones' beside it."""
+
+    def entry(token: int, logprob: float) -> dict:
+        return {"token": token, "text": model.tokenizer.decode([token], skip_special=False), "logprob": logprob}
+
+    return entry(draw.token, draw.logprob) | {"top": [entry(*pair) for pair in draw.top]}

@@ -1,0 +1,136 @@
+"""`lfm2 info`: what a checkpoint is and takes, from its config and the headers of its files alone."""
+
+import json
+import math
+import os
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from lfm2.checkpoint import ITEM_BYTES
+from lfm2.cli.costs import bytes_by_kind, bytes_per_token, decode_bytes
+from lfm2.cli.options import json_option, model_option, options
+from lfm2.cli.terminal import Terminal, bytes_text
+from lfm2.config import Config
+from lfm2.environment import cache_folder
+from lfm2.errors import TokenizerError
+from lfm2.hub import DEMO_FOLDER, resolve
+from lfm2.layout import Target, plan
+from lfm2.state import ring_size
+from lfm2.tokenizer import Tokenizer
+
+COMPUTE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Of the machine's memory; the rest is for the system and for what a step computes.
+USABLE_SHARE = 0.9
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@click.command()
+@options(model_option, json_option)
+@click.pass_obj
+def info(terminal: Terminal, model: str | None, as_json: bool) -> None:
+    """Shows what a checkpoint is and what it takes, without loading its weights."""
+    folder = resolve(model)
+    config = Config.from_folder(folder)
+    found = describe(folder, config, plan(folder, config))
+    terminal.write(json.dumps(found) + "\n" if as_json else table(found))
+
+
+def describe(folder: Path, config: Config, targets: list[Target]) -> dict:
+    """All there is to show, as numbers."""
+    sizes = {target.name: math.prod(target.shape) * ITEM_BYTES[target.dtype] for target in targets}
+    itemsize = COMPUTE_BYTES[config.dtype]
+    weight_bytes = sum(sizes.values())
+    conv_bytes = config.conv_bytes_per_slot(ring_size(config), itemsize)
+    memory_bytes = machine_memory_bytes()
+    free_bytes = int(memory_bytes * USABLE_SHARE) - weight_bytes - conv_bytes
+    steps = list(cache_folder().glob("*.step"))
+    return {
+        "model": "built-in" if folder == DEMO_FOLDER else str(folder),
+        "architecture": architecture(config),
+        "layers": config.num_layers,
+        "layer_kinds": dict(Counter(config.layer_types)),
+        "parameters": config.num_params,
+        "active_parameters": config.num_active_params,
+        "dtype": config.dtype,
+        "stored_dtypes": sorted({target.stored for target in targets}),
+        "quantisation": quantisation(config),
+        "weight_bytes": weight_bytes,
+        "weight_bytes_by_kind": bytes_by_kind(sizes),
+        "decode_weight_bytes": decode_bytes(sizes, config),
+        "kv_bytes_per_token": config.kv_bytes_per_token(itemsize),
+        "conv_bytes_per_slot": conv_bytes,
+        "max_context": config.max_positions,
+        "memory_bytes": memory_bytes,
+        "context_that_fits": max(0, min(config.max_positions, free_bytes // bytes_per_token(config, itemsize))),
+        **tokenizer_facts(folder, config),
+        "cache_folder": str(cache_folder()),
+        "cached_steps": len(steps),
+        "cached_step_bytes": sum(path.stat().st_size for path in steps),
+    }
+
+
+def architecture(config: Config) -> str:
+    sizes = f"width {config.hidden_size}, {config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} kv heads"
+    if not config.num_experts:
+        return f"LFM2: {sizes}, feed-forward {config.ffn_size}, vocabulary {config.vocab_size}"
+    experts = f"{config.num_active_experts} of {config.num_experts} experts of {config.expert_ffn_size}"
+    return f"LFM2-MoE: {sizes}, {experts}, {config.num_dense_layers} dense layers, vocabulary {config.vocab_size}"
+
+
+def quantisation(config: Config) -> str | None:
+    found = config.quantization
+    if found is None:
+        return None
+    others = f", {len(found.overrides)} modules otherwise" if found.overrides else ""
+    return f"MLX affine, {found.bits} bits in groups of {found.group_size}{others}"
+
+
+def tokenizer_facts(folder: Path, config: Config) -> dict:
+    """What the tokenizer files say; a folder without them can still be shown."""
+    try:
+        tokenizer = Tokenizer.from_folder(folder, config)
+    except TokenizerError as error:
+        return {"tokenizer": str(error), "eos_token_ids": list(config.eos_token_ids), "has_chat_template": False}
+    return {
+        "tokenizer": "present",
+        "eos_token_ids": sorted(tokenizer.eos_token_ids),
+        "has_chat_template": bool(tokenizer.templates),
+    }
+
+
+def machine_memory_bytes() -> int:
+    """The machine's memory, or what a container may have of it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(total, int(MEMORY_LIMIT.read_text()))
+    except (OSError, ValueError):
+        return total
+
+
+def table(found: dict) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found["layer_kinds"].items())
+    active = found["active_parameters"]
+    note = f", {active:,} active for a token" if active != found["parameters"] else ""
+    fits = f"{found['context_that_fits']:,} tokens" if found["context_that_fits"] else "nothing, by its weights"
+    rows = {
+        "model": found["model"],
+        "architecture": found["architecture"],
+        "layers": f"{found['layers']}: {kinds}",
+        "parameters": f"{found['parameters']:,}{note}",
+        "quantisation": found["quantisation"] or "none",
+        "weights": f"{bytes_text(found['weight_bytes'])} as {', '.join(found['stored_dtypes'])}",
+        **{f"  {kind}": bytes_text(size) for kind, size in found["weight_bytes_by_kind"].items()},
+        "read per token": f"{bytes_text(found['decode_weight_bytes'])} of weights",
+        "keys and values": f"{bytes_text(found['kv_bytes_per_token'])} a token ({found['dtype']})",
+        "conv state": f"{bytes_text(found['conv_bytes_per_slot'])} a stream",
+        "context": f"up to {found['max_context']:,} tokens",
+        "fits here": f"{fits} in {bytes_text(found['memory_bytes'])} of memory",
+        "tokenizer": found["tokenizer"],
+        "end tokens": ", ".join(map(str, found["eos_token_ids"])),
+        "chat template": "present" if found["has_chat_template"] else "none",
+        "compiled steps": f"{found['cached_steps']} of all models in {found['cache_folder']}, "
+        f"{bytes_text(found['cached_step_bytes'])}",
+    }
+    return "".join(f"{name:17}{value}\n" for name, value in rows.items())

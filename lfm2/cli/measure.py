@@ -1,0 +1,84 @@
+"""The measurements of `lfm2 bench`: rounds of a loaded model, the memory's bandwidth, whole starts of the program."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+import lfm2
+from lfm2.engine import CHUNK
+from lfm2.errors import LFM2Error
+from scheduler.rounds import Round, Segment
+
+BANDWIDTH_BYTES = 256 << 20
+BANDWIDTH_RUNS = 5
+FIRST_TOKEN_ROWS = 16
+COLD_PROMPT = "Once upon a time"
+COLD_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """Seconds of one run: the prompt with its first token, the tokens after it, a short prompt with its first token."""
+
+    prefill_s: float
+    decode_s: float
+    first_token_s: float
+
+
+def prompt_ids(num_tokens: int, vocab_size: int) -> list[int]:
+    """Closed form; scripts/bench_worker.py gives the peers the same."""
+    return [(8 + 37 * i % 4000) % vocab_size for i in range(num_tokens)]
+
+
+def run(model: "lfm2.Model", num_prompt: int, num_decoded: int) -> Run:
+    ids = prompt_ids(num_prompt, model.config.vocab_size)
+    start = time.perf_counter()
+    token = feed_prompt(model, ids)
+    prefilled = time.perf_counter()
+    for position in range(num_prompt, num_prompt + num_decoded):
+        token = feed(model, position, [token])
+    decoded = time.perf_counter()
+    feed_prompt(model, ids[:FIRST_TOKEN_ROWS])
+    return Run(prefilled - start, decoded - prefilled, time.perf_counter() - decoded)
+
+
+def feed_prompt(model: "lfm2.Model", ids: list[int]) -> int:
+    """Runs a prompt as a stream does; returns the likeliest next token."""
+    for start in range(0, len(ids), CHUNK):
+        token = feed(model, start, ids[start : start + CHUNK])
+    return token
+
+
+def feed(model: "lfm2.Model", position: int, ids: list[int]) -> int:
+    drawn = model.runner.run(Round((Segment(0, 0, position, tuple(ids), 1),)))
+    return int(drawn.tokens[0])
+
+
+def memory_bytes_per_s() -> float:
+    """The best rate of several at which numpy's dot product, on all cores, reads an array that no cache holds."""
+    values = np.ones(BANDWIDTH_BYTES // 4, np.float32)
+    times_s = []
+    for _ in range(BANDWIDTH_RUNS):
+        start = time.perf_counter()
+        values.dot(values)
+        times_s.append(time.perf_counter() - start)
+    return values.nbytes / min(times_s)
+
+
+def start_to_text_s(arguments: list[str], cache_home: str) -> float:
+    """Seconds from the start of a process to its first text, compiled steps being kept in `cache_home`."""
+    command = [sys.executable, "-m", "lfm2", "generate", *arguments, "--raw", "-n", str(COLD_TOKENS), COLD_PROMPT]
+    environment = {**os.environ, "XDG_CACHE_HOME": cache_home}
+    environment.pop("CACHEDB", None)
+    start = time.perf_counter()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        elapsed_s = time.perf_counter() - start
+        errors = process.communicate()[1].decode(errors="replace").strip().splitlines()
+    if process.returncode:
+        raise LFM2Error(f"lfm2 generate failed: {errors[-1] if errors else process.returncode}")
+    return elapsed_s

@@ -1,0 +1,16 @@
+"""What all tests share."""
+
+import pytest
+
+from lfm2.environment import ensure_compiler
+
+
+def pytest_configure() -> None:
+    """Lets tests that use tinygrad without `lfm2.load` find the compiler too."""
+    ensure_compiler("CPU")
+
+
+@pytest.fixture(scope="session")
+def steps(tmp_path_factory):
+    """A folder of compiled steps, so that a form is compiled once for all tests."""
+    return tmp_path_factory.mktemp("steps")
