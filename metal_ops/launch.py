@@ -83,7 +83,10 @@ class Step:
     @classmethod
     def loads(cls, pickled: bytes, inputs: list[Tensor]) -> "Step":
         """A step that another process captured, on these inputs, which are of the same shapes in the same order."""
-        return cls(pickle.loads(pickled), inputs)
+        captured = pickle.loads(pickled)
+        if not isinstance(captured, CapturedJit):
+            raise ValueError(f"a captured step expected, found {type(captured).__name__}")
+        return cls(captured, inputs)
 
     def dumps(self) -> bytes:
         """The step as bytes. What its last call computed is lost."""
