@@ -2,12 +2,12 @@
 
 import pytest
 
-from lfm2.environment import ensure_compiler
+from lfm2.environment import default_device, ensure_compiler
 
 
 def pytest_configure() -> None:
     """Lets tests that use tinygrad without `lfm2.load` find the compiler too."""
-    ensure_compiler("CPU")
+    ensure_compiler(default_device())
 
 
 @pytest.fixture(scope="session")
