@@ -12,12 +12,17 @@ from pathlib import Path
 
 from tinygrad import Tensor
 
+from lfm2.environment import codegen_environment
+from lfm2.model import LFM2
+from lfm2.state import State
 from metal_ops.launch import Step, codegen_settings
+from metal_ops.rows import parts
 from metal_ops.table import Capacity
 
 MAGIC = b"lfm2 step 1\n"
 HEAD_BYTES = len(MAGIC) + hashlib.sha256().digest_size
-SOURCE_FOLDERS = ("lfm2", "metal_ops", "scheduler")
+# Beside all of metal_ops.
+STEP_SOURCES = (Path("lfm2/model.py"), Path("lfm2/state.py"))
 
 
 class Artifacts:
@@ -79,9 +84,9 @@ class Artifacts:
         """Keeps a step. Whole or not at all; failing to keep it is told once and harms nothing."""
         if self.folder is None:
             return
-        payload = step.dumps()
         temporary = None
         try:
+            payload = step.dumps()
             with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
                 temporary = file.name
                 file.write(self._head(capacity, payload) + payload)
@@ -93,17 +98,19 @@ class Artifacts:
                 os.unlink(temporary)
 
 
-def model_key(parts: list[object], device: str) -> str:
-    """What shapes every step of a model beside its capacity: the given parts, the device, and our own sources."""
-    return "\n".join([*map(repr, parts), *codegen_settings(device), sources_digest()])
+def model_key(model: LFM2, state: State, device: str) -> str:
+    """All but the capacity that shapes a step: the model, the state, the device, and the sources that make steps."""
+    weights = [[(part.shape, part.dtype) for part in parts(model.weights[name])] for name in sorted(model.weights)]
+    shapes = [(tensor.shape, tensor.dtype) for tensor in [model.angles, *state.tensors]]
+    made_of = [repr(model.config), repr(model.dtype), repr(weights), repr(shapes)]
+    return "\n".join([*made_of, *codegen_settings(device), *codegen_environment(), sources_digest()])
 
 
 def sources_digest() -> str:
-    """A checksum over the sources of this project that trace or make kernels."""
+    """A checksum over the sources that a step is made from."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
-    for folder in SOURCE_FOLDERS:
-        for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".py", ".metal", ".h", ".c"):
-                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    for path in [*STEP_SOURCES, *sorted((root / "metal_ops").rglob("*"))]:
+        if path.suffix in (".py", ".metal", ".h", ".c"):
+            digest.update(f"{path.name}\0".encode() + (root / path).read_bytes())
     return digest.hexdigest()

@@ -77,6 +77,8 @@ def convert(
         raise WeightsError(f"{folder} is quantised already ({packing}): convert from the original")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise RequestError(f"{out} is there already: name a folder that is new or empty")
+    if out.exists() and out.samefile(Path.cwd()):
+        raise RequestError(f"{out} is the working folder, which cannot be replaced: name another")
     modules = [_module(target, bits, group_size) for target in plan(folder, config)]
     routers = {_path(m): m.packing for m in modules if _is_router(m.target.name) and m.packing}
     values = quantized_values(values, Quantization(bits, group_size, routers))

@@ -15,12 +15,12 @@ from lfm2.hub import resolve
 from lfm2.model import LFM2
 from lfm2.runner import Compiling, Drawn, Form, Runner, bucket
 from lfm2.sampling import Sampling
-from lfm2.state import State
+from lfm2.state import MAX_WINDOW, State
 from lfm2.stream import Reply, RunSegment, Stream
 from lfm2.tokenizer import Tokenizer
+from lfm2.template import checked_messages
 from lfm2.tokenizer_files import read_generation_config
 from lfm2.weights import Progress, load_weights
-from metal_ops.rows import parts
 from metal_ops.table import Capacity
 from scheduler.rounds import Round, Segment
 
@@ -60,7 +60,7 @@ class Model:
         prompt: Prompt,
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         system: str | None = None,
         tools: list[dict] | None = None,
         raw: bool = False,
@@ -81,17 +81,18 @@ class Model:
             raise RequestError(f"the prompt has {len(ids)} tokens and the context holds {self.context}, reply included")
         if max_tokens is None:
             max_tokens = min(DEFAULT_MAX_TOKENS, room)
-        if not isinstance(max_tokens, int) or max_tokens < 1:
+        if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
             raise RequestError(f"max_tokens is {max_tokens}; it must be a whole number of at least 1")
         if max_tokens > room:
             raise RequestError(
                 f"a prompt of {len(ids)} tokens and a reply of {max_tokens} do not fit a context of {self.context}: "
                 f"ask for at most {room} tokens"
             )
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
         reused = self._reusable(ids)
-        self._running = run = self._segment_runner(ids[:reused])
-        return Stream(run, self.tokenizer, ids, reused, CHUNK, max_tokens, stops, options)
+        run = self._segment_runner(ids[:reused])
+        stream = Stream(run, self.tokenizer, ids, reused, CHUNK, max_tokens, () if stop is None else stop, options)
+        self._running = run
+        return stream
 
     def prepare(self, stream: Stream) -> None:
         """Compiles now what a stream would else compile on the way."""
@@ -112,9 +113,9 @@ class Model:
             if not isinstance(prompt, str) or system is not None or tools is not None:
                 raise RequestError("a raw prompt is text, without system prompt and tools")
             return self.tokenizer.encode(prompt)
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if system is not None:
-            messages.insert(0, {"role": "system", "content": system})
+            messages = [{"role": "system", "content": system}, *checked_messages(messages)]
         return self.tokenizer.encode_chat(messages, tools=tools)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
@@ -125,7 +126,7 @@ class Model:
     def logits_by_chunk(self, ids: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """The same in pieces: (index of the first row, logits)."""
         ids = self._checked_ids(ids)
-        self._running = run = self._segment_runner([])
+        run = self.feed()
         for start in range(0, len(ids), LOGITS_CHUNK):
             tokens = ids[start : start + LOGITS_CHUNK]
             yield start, run(tokens, len(tokens)).logits()
@@ -141,25 +142,28 @@ class Model:
             raise RequestError(f"token {wrong} is not in the vocabulary of {self.config.vocab_size}")
         return ids
 
+    def feed(self) -> RunSegment:
+        """A function that runs tokens through the model, each call's after the last one's, from position 0 on.
+
+        It takes the tokens and how many of them, from the end, are to be drawn. Ends what the model was at before.
+        """
+        self._running = run = self._segment_runner([])
+        return run
+
     def _segment_runner(self, held: list[int]) -> RunSegment:
         """Runs a stream's segments one after the other, from those tokens on that the slot holds."""
-        held = list(held)
 
         def run(tokens: Sequence[int], num_drawn: int) -> Drawn:
             if self._running is not run:
                 raise RequestError("this stream was ended by a later call on the same model")
-            drawn = self._run(len(held), list(tokens), num_drawn, held)
+            # An interrupt may leave a segment half written: a long one has overwritten the ring, one row spoils none.
+            self._held = held if len(tokens) == 1 else []
+            drawn = self.runner.run(Round((Segment(0, 0, len(held), tuple(tokens), num_drawn),)))
             held.extend(tokens)
+            self._held = held
             return drawn
 
         return run
-
-    def _run(self, start: int, tokens: list[int], num_drawn: int, held: list[int]) -> Drawn:
-        # An interrupt on the way may leave the slot half written: then it holds nothing.
-        self._held = []
-        drawn = self.runner.run(Round((Segment(0, 0, start, tuple(tokens), num_drawn),)))
-        self._held = [*held, *tokens]
-        return drawn
 
     def _reusable(self, ids: list[int]) -> int:
         """How many of a prompt's first tokens the slot holds the state of. At least one is left to run."""
@@ -169,7 +173,7 @@ class Model:
                 break
             common += 1
         # The convolution's ring reaches so far back, and no further.
-        is_within_ring = len(self._held) - common <= self.runner.state.num_rows_back
+        is_within_ring = len(self._held) - common <= MAX_WINDOW
         return common if is_within_ring else 0
 
 
@@ -179,7 +183,7 @@ def load(
     device: str | None = None,
     dtype: str | None = None,
     context: int | None = None,
-    cache: Path | bool = True,
+    cache: str | Path | bool = True,
     progress: Progress | None = None,
     compiling: Compiling | None = None,
     warn: Callable[[str], None] | None = None,
@@ -191,24 +195,20 @@ def load(
     progress hears of bytes read, compiling of each form that has to be compiled, warn of what works less well than it
     could. Raises LFM2Error.
     """
-    device = (device or default_device()).upper()
+    warn = warn or (lambda message: None)
     folder = resolve(name)
     config = Config.from_folder(folder)
     tokenizer = Tokenizer.from_folder(folder, config)
     sampling = Sampling.from_generation_config(read_generation_config(folder))
     compute = compute_dtype(dtype or config.dtype)
     context = checked_context(context, config)
-    ensure_compiler(device)
     fault = settle_tinygrad(cache is not False)
-    open_device(device)
+    device = opened_device(device, warn)
     weights = load_weights(folder, config, device, progress)
     model = LFM2(config, weights, compute, device, context)
     state = State.create(config, num_slots=1, num_tokens=context, dtype=compute, device=device)
-    stored = [(name, [(part.shape, part.dtype) for part in parts(weights[name])]) for name in sorted(weights)]
-    key = model_key([config, stored, compute, context, state.num_slots], device)
-    root = cache_folder() if cache is True else cache
-    warn = warn or (lambda message: None)
-    artifacts = Artifacts(root or None, key, warn)
+    root = cache_folder() if cache is True else Path(cache) if cache else None
+    artifacts = Artifacts(root, model_key(model, state, device), warn)
     # One reason is enough where neither cache can be written.
     if fault and artifacts.folder is not None:
         warn(fault)
@@ -230,9 +230,16 @@ def checked_context(context: int | None, config: Config) -> int:
     return context
 
 
-def open_device(device: str) -> None:
-    """Opens a tinygrad device, or says in one line why it cannot be had."""
+def opened_device(device: str | None, warn: Callable[[str], None]) -> str:
+    """Opens a device, or says in one line why it cannot be had; if none was asked for, the CPU will do."""
+    chosen = (device or default_device()).upper()
+    ensure_compiler(chosen)
     try:
-        Device[device]
+        Device[chosen]
     except Exception as error:
-        raise LFM2Error(f"device {device} cannot be opened: {error or type(error).__name__}") from error
+        fault = f"device {chosen} cannot be opened: {error or type(error).__name__}"
+        if device is not None or chosen == "CPU":
+            raise LFM2Error(fault) from error
+        warn(f"{fault}; using the CPU")
+        return opened_device("CPU", warn)
+    return chosen

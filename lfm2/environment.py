@@ -1,6 +1,8 @@
 """What the machine around us decides: the device, the C compiler, the cache folders."""
 
+import importlib.util
 import os
+import platform
 import re
 import shutil
 import sqlite3
@@ -8,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tinygrad.helpers import CACHEDB, CACHELEVEL, PARALLEL, diskcache_put
+from tinygrad.helpers import CACHEDB, CACHELEVEL, DEV, PARALLEL, diskcache_put
 
 from lfm2.errors import LFM2Error
 
@@ -23,8 +25,8 @@ def default_device() -> str:
 
     tinygrad's own choice opens every kind of device in turn, which takes a second.
     """
-    if device := os.environ.get("DEV"):
-        return device.split(":")[0].upper()
+    if DEV.device:
+        return DEV.device
     if sys.platform == "darwin":
         return "METAL"
     return next((device for path, device in GPUS.items() if os.path.exists(path)), "CPU")
@@ -46,7 +48,7 @@ def ensure_compiler(device: str) -> None:
     wrapper = Path(sys.executable).parent / "zig-clang"
     if shutil.which("clang"):
         os.environ["CC"] = "clang"
-    elif wrapper.exists():
+    elif wrapper.exists() and importlib.util.find_spec("ziglang"):
         os.environ["CC"] = str(wrapper)
     else:
         raise LFM2Error("the CPU device needs a C compiler and no clang is on the PATH: run pip install ziglang")
@@ -81,3 +83,20 @@ def cache_folder() -> Path:
     except RuntimeError:
         # A container's made-up user has no home.
         return Path(tempfile.gettempdir()) / f"lfm2-{os.getuid()}"
+
+
+def codegen_environment() -> list[str]:
+    """What decides generated code beside tinygrad's own settings: the processor, and what its renderers read."""
+    names = ("CC", "ALIGNED", "THREADS", "EXPAND_SSA", "TUPLE_ORDER", "HCQ2")
+    return [_processor(), repr([(name, os.environ.get(name)) for name in names])]
+
+
+def _processor() -> str:
+    """Code for the CPU is made for this processor, and another of the same family may lack its instructions."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))

@@ -23,7 +23,7 @@ from metal_ops.table import Capacity
 
 
 class ShortConv:
-    def __init__(self, config: Config, weights: Weights) -> None:
+    def __init__(self, weights: Weights) -> None:
         self.in_proj = weights["in_proj.weight"]
         self.conv = weights["conv.weight"]
         self.out_proj = weights["out_proj.weight"]
@@ -33,7 +33,7 @@ class ShortConv:
 
     def __call__(self, x: Tensor, residual: Tensor, ring: Tensor, table: Tensor, capacity: Capacity) -> Tensor:
         bcx = matmul(x, self.in_proj, self.in_proj_bias)  # (T, 3 C)
-        y, _ = short_conv(bcx, self.conv, self.conv_bias, ring, table, capacity)  # (T, C)
+        y = short_conv(bcx, self.conv, self.conv_bias, ring, table, capacity)  # (T, C)
         return matmul(y, self.out_proj, self.out_proj_bias, residual)
 
 
@@ -66,7 +66,7 @@ class Attention:
 
 
 class DenseFeedForward:
-    def __init__(self, config: Config, weights: Weights) -> None:
+    def __init__(self, weights: Weights) -> None:
         self.w1 = weights["w1.weight"]
         self.w2 = weights["w2.weight"]
         self.w3 = weights["w3.weight"]
@@ -87,8 +87,12 @@ class MoeFeedForward:
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         config = self.config
         chosen, weights = route(
-            *(x, self.gate, self.expert_bias, config.num_active_experts),
-            *(config.norm_topk_prob, config.routed_scaling_factor),
+            x,
+            self.gate,
+            self.expert_bias,
+            config.num_active_experts,
+            config.norm_topk_prob,
+            config.routed_scaling_factor,
         )  # (T, A)
         return expert_ffn(x, chosen, weights, self.w1, self.w3, self.w2, residual)
 
@@ -100,11 +104,12 @@ class Layer:
         self.operator_norm = weights["operator_norm.weight"]
         self.ffn_norm = weights["ffn_norm.weight"]
         if config.layer_types[layer] == "conv":
-            self.conv, self.self_attn = ShortConv(config, within(weights, "conv")), None
+            self.conv, self.self_attn = ShortConv(within(weights, "conv")), None
         else:
             self.conv, self.self_attn = None, Attention(config, within(weights, "self_attn"))
-        feed_forward = MoeFeedForward if config.is_moe_layer(layer) else DenseFeedForward
-        self.feed_forward = feed_forward(config, within(weights, "feed_forward"))
+        feed_forward = within(weights, "feed_forward")
+        is_moe = config.is_moe_layer(layer)
+        self.feed_forward = MoeFeedForward(config, feed_forward) if is_moe else DenseFeedForward(feed_forward)
 
     def __call__(self, x: Tensor, state: State, angles: Tensor, table: Tensor, capacity: Capacity) -> Tensor:
         normed = rms_norm(x, self.operator_norm, self.eps)

@@ -27,11 +27,10 @@ class Drawn:
     tokens: np.ndarray  # (N) the greedy pick of each row
     is_finite: np.ndarray  # (N) whether all logits of the row are finite
     _logits: Tensor
-    _num_rows: int
 
     def logits(self) -> np.ndarray:
         """The logits (N, V) in fp32; read them before the next round runs."""
-        return self._logits.numpy()[: self._num_rows]
+        return self._logits.numpy()[: len(self.tokens)]
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Runner:
         copy_in(form.table, 0, memoryview(table).cast("B"))
         logits, picks = form.step()
         picks = picks.numpy()[: round.num_drawn]
-        return Drawn(picks[:, 0], picks[:, 1] == 1, logits, round.num_drawn)
+        return Drawn(picks[:, 0], picks[:, 1] == 1, logits)
 
     def form(self, capacity: Capacity) -> Form:
         """The compiled form of a capacity: at hand, from an artifact, or captured now and kept as one."""

@@ -8,7 +8,7 @@ from tinygrad.dtype import DType
 from lfm2.config import Config
 from metal_ops.launch import empty
 
-# The widest window of drafted tokens that a round may carry for one stream, and roll back.
+# How many of a stream's last rows can be dropped and written again: the widest window of drafted tokens.
 MAX_WINDOW = 32
 
 
@@ -41,11 +41,6 @@ class State:
             values={layer: empty(pool, dtype, device) for layer in attention},
             rings={layer: empty(ring, dtype, device) for layer in conv},
         )
-
-    @property
-    def num_rows_back(self) -> int:
-        """How many of a stream's last rows can be dropped and written again."""
-        return MAX_WINDOW
 
     @property
     def tensors(self) -> list[Tensor]:

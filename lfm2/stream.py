@@ -118,7 +118,7 @@ class Stream:
     def _draw(self, drawn: Drawn) -> int:
         """The next token: the device's pick where that is the answer, else a keyed draw over the logits."""
         if self.sampling.is_greedy and drawn.is_finite[0]:
-            made = Draw(int(drawn.tokens[0]), None, ())
+            made = Draw(int(drawn.tokens[0]))
         else:
             context = self.context[: self.num_tokens]
             made = draw(drawn.logits()[0], self.sampling, self.seed, self.num_tokens, context)

@@ -59,7 +59,7 @@ def reference(
                         loops, group, KEY_TILE, head_dim,
                         lambda h, d: q[t, kv_head * group + h, d].cast(dtypes.float),
                         lambda j, d: keys[key_row(key_tile * KEY_TILE + j), kv_head, d].cast(dtypes.float),
-                    )  # fmt: skip
+                    )
                     with loops.over(group) as h, loops.over(KEY_TILE) as j:
                         dots[h, key_tile * KEY_TILE + j] = sums[h, j]
                 with loops.over(group) as h:

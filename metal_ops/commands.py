@@ -43,6 +43,8 @@ class Threads:
         self._call = self._program.fxn
         self._flags = np.zeros(num * FLAG_WORDS, np.uint64)
         self._yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
+        # One caller at a time: two models in two threads share these.
+        self._turn = threading.Lock()
         self._lock = threading.Condition()
         self._piece: Piece | None = None
         self._generation = 0
@@ -52,11 +54,20 @@ class Threads:
 
     def run(self, piece: Piece) -> None:
         """Runs a piece to its end, also when it is interrupted on the way."""
-        with self._lock:
-            self._piece = piece
-            self._num_running = self.num
-            self._generation += 1
-            self._lock.notify_all()
+        with self._turn:
+            # An interrupt may have come just where the last piece was waited for.
+            self._wait()
+            with self._lock:
+                self._piece = piece
+                self._num_running = self.num
+                self._generation += 1
+                self._lock.notify_all()
+            interrupt = self._wait()
+        if interrupt is not None:
+            raise interrupt
+
+    def _wait(self) -> KeyboardInterrupt | None:
+        """Waits until no thread is at work, and returns an interrupt that came meanwhile."""
         interrupt = None
         while self._num_running:
             try:
@@ -65,8 +76,7 @@ class Threads:
                         self._lock.wait()
             except KeyboardInterrupt as error:
                 interrupt = error
-        if interrupt is not None:
-            raise interrupt
+        return interrupt
 
     def _work(self, me: int) -> None:
         generation = 0

@@ -21,8 +21,8 @@ from metal_ops.table import Capacity
 
 def short_conv(
     bcx: Tensor, taps: Tensor, bias: Tensor | None, ring: Tensor, table: Tensor, capacity: Capacity
-) -> tuple[Tensor, Tensor]:
-    """The convolution of every segment of the round: y (T, C), and the ring after it."""
+) -> Tensor:
+    """The convolution of every segment of the round: y (T, C). Writes the ring."""
     channels, num_taps = taps.shape
     expect("short_conv", "bcx", bcx, (capacity.rows, 3 * channels))
     expect("short_conv", "ring", ring, (*ring.shape[:2], channels), (bcx.dtype,))
@@ -36,7 +36,7 @@ def short_conv(
 
 def reference(
     bcx: Tensor, taps: Tensor, bias: Tensor | None, ring: Tensor, table: Tensor, capacity: Capacity
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     channels, num_taps = taps.shape
     ring_size, num_carried = ring.shape[1], num_taps - 1
     block = largest_divisor(channels, (64, 32, 16, 8, 4, 2))
@@ -75,5 +75,4 @@ def reference(
 
     y = Tensor.empty(capacity.rows, channels, dtype=bcx.dtype, device=bcx.device)
     reads = [bcx, taps, table] if bias is None else [bcx, taps, table, bias]
-    y, ring = loop_kernel(f"short_conv_{capacity.rows}_{channels}", body, [y, ring], reads)
-    return y, ring
+    return loop_kernel(f"short_conv_{capacity.rows}_{channels}", body, [y, ring], reads)[0]

@@ -14,7 +14,7 @@ from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
 from metal_ops.loops import Array, Index, Loops, loop_kernel
-from metal_ops.matmul import NUM_ROWS_TO_UNPACK, TILE, TileRows, matmul, swiglu_tile
+from metal_ops.matmul import NUM_ROWS_TO_UNPACK, TILE_SIZES, TileRows, matmul, swiglu_tile
 from metal_ops.rows import Rows, Weight, parts
 from metal_ops.sums import largest_divisor, products
 
@@ -132,8 +132,8 @@ def for_each_expert_tile(loops: Loops, lists: Array, num_pairs: int, weights: li
     num_experts, num_outputs = weights[0].weight.shape[:2]
     is_unpacked = num_pairs >= NUM_ROWS_TO_UNPACK * num_experts or any(rows.is_streamed for rows in weights)
     # Experts with about one row each would only take it again to fill a tile.
-    rows_tile = TILE[0] if num_pairs >= 2 * num_experts else 1
-    outputs_tile = largest_divisor(num_outputs, TILE) if is_unpacked else 1
+    rows_tile = TILE_SIZES[0] if num_pairs >= 2 * num_experts else 1
+    outputs_tile = largest_divisor(num_outputs, TILE_SIZES) if is_unpacked else 1
 
     def listed(index: Index) -> UOp:
         return lists[index].cast(dtypes.weakint)
@@ -170,7 +170,7 @@ def expert_gate_up_reference(
                     lambda a, k: x[pair_of(a) // num_active, k].cast(dtypes.float), weight_tile, weight_tile.run, weight_tile.group,
                 )
                 for weight_tile in tiles
-            )  # fmt: skip
+            )
             activated = swiglu_tile(loops, gate, up, num_tile_rows, num_tile_outputs, hidden.dtype)
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
                 hidden[pair_of(a), output + b] = activated[a, b]
@@ -192,7 +192,7 @@ def expert_down_reference(hidden: Tensor, lists: Tensor, w2: Weight) -> Tensor:
             sums = products(
                 loops, num_tile_rows, num_tile_outputs, ffn_size,
                 lambda a, k: hidden[pair_of(a), k].cast(dtypes.float), tiles[0], tiles[0].run, tiles[0].group,
-            )  # fmt: skip
+            )
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
                 out[pair_of(a), output + b] = sums[a, b]
 

@@ -1,12 +1,11 @@
-"""Touches tinygrad internals for the rest of the project: real buffers, bytes copied into them, captured steps."""
+"""tinygrad internals that the rest of the project needs: real buffers, bytes copied into them, captured steps."""
 
+import errno
 import mmap
-import os
 import pickle
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
-from math import prod
 from types import SimpleNamespace
 
 from tinygrad import Device, Tensor, dtypes
@@ -26,14 +25,16 @@ HUGE_PAGE_BYTES = 1 << 21
 def empty(shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
     """A tensor with memory of its own and nothing written to it: a real buffer, fit to be a jit input."""
     tensor = Tensor.empty(*shape, dtype=dtype, device=device)
-    if prod(shape) == 0:
-        return tensor
-    buffer = tensor.uop.buffer.ensure_allocated()
+    try:
+        buffer = tensor.uop.buffer.ensure_allocated()
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise MemoryError(f"{device}: {tensor.nbytes()} bytes") from error
     pages = getattr(buffer._buf, "meta", None)
-    if isinstance(pages, mmap.mmap) and buffer.nbytes >= HUGE_PAGE_BYTES:
+    if isinstance(pages, mmap.mmap) and buffer.nbytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         # Host memory is faulted in as it is filled: 1.5 GB/s by huge pages, 0.9 by 4 KiB ones.
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            pages.madvise(mmap.MADV_HUGEPAGE)
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return tensor
 
 
@@ -105,24 +106,10 @@ class Step:
 
 
 def codegen_settings(device: str) -> list[str]:
-    """All that decides what tinygrad generates for a device: versions, the target, the processor, its settings."""
+    """All that decides what tinygrad generates for a device: versions, the target, its settings."""
     settings = sorted((var.key, var.value) for var in to_program_config)
     return [
         f"tinygrad {version('tinygrad')}, Python {platform.python_version()}",
         f"{device}: {Device[device].renderer.target}",
-        # A CPU target is called native, and another processor of the same name may lack instructions.
-        _processor() if device.startswith("CPU") else "",
         repr(settings),
-        # What the renderers and the code generator read from the environment for themselves.
-        repr([(name, os.environ.get(name)) for name in ("CC", "ALIGNED", "THREADS", "EXPAND_SSA", "TUPLE_ORDER", "HCQ2")]),
     ]
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return platform.processor()
-    wanted = ("model name", "flags", "Features")
-    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))

@@ -18,7 +18,8 @@ tinygrad's graph has no statement order, only dependencies. `Loops` keeps the or
 store to its array, and what a loop stored is complete where the loop ends. The one order it cannot keep is that of a store
 after a load whose value is used later still: such a load has to be made by `keep`, and a store that finds another raises.
 
-NOTE: with `launch.py` the only file that touches tinygrad internals (`UOp`): that interface is alpha, and pinned.
+NOTE: tinygrad's internals (`UOp`) are touched here, in `launch.py` and in `commands.py`: that interface is alpha, and pinned.
+The ops see UOps only as values to calculate with.
 """
 
 from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ class Array:
     def __getitem__(self, index: Index | tuple[Index, ...]) -> UOp:
         value = self._at(index).load()
         self.loads.append(value)
-        self.loops.loaded[-1].append(self)
+        self.loops.loaded[-1].append((self, value))
         return value
 
     def __setitem__(self, index: Index | tuple[Index, ...], value: UOp | float) -> None:
@@ -96,7 +97,7 @@ class Loops:
     def __init__(self, num_threads: int | None) -> None:
         self.num_threads = num_threads
         self.ranges: list[UOp] = []
-        self.loaded: list[list[Array]] = [[]]
+        self.loaded: list[list[tuple[Array, UOp]]] = [[]]
         self.stored: list[list[Array]] = [[]]
         self._num_names = 0
 
@@ -167,8 +168,10 @@ class Loops:
         done = UOp.group(*[array.stored for array in stored]).end(loop, *again)
         for array in stored:
             array.stored = done
-        for array in dict.fromkeys(loaded):
-            array.loads, array.ended = [], [done]
+        for array, load in loaded:
+            # What was loaded in the loop was used in it; what was loaded before may be used after it still.
+            array.loads = [pending for pending in array.loads if pending is not load]
+            array.ended.append(done)
         self.stored[-1] += stored
         self.loaded[-1] += loaded
 

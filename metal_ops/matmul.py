@@ -20,7 +20,7 @@ from metal_ops.sums import largest_divisor, products
 
 # A tile of 4 rows by 4 outputs of 16 lanes is 16 AVX-512 accumulators: measured 72-80 GFLOP/s on one Zen 4 core,
 # against 63 for 8 x 2 and 28 for tiles that do not fit the registers.
-TILE = (4, 2)
+TILE_SIZES = (4, 2)
 # From this many rows on, unpacking a weight's rows to fp32 first costs less than converting them for each tile of rows.
 NUM_ROWS_TO_UNPACK = 8
 # Rows of x that stay in the second-level cache while the weight passes by are as many as fit into this.
@@ -98,9 +98,9 @@ def for_each_tile(loops: Loops, num_rows: int, weights: list[Rows], num_outputs:
     num_cached = CACHED_BYTES // (weights[0].width * dtypes.float32.itemsize)
     num_cached = largest_divisor(num_rows, tuple(n for n in (256, 128, 64, 32, 16, 8, 4, 2) if n <= num_cached))
     is_unpacked = num_rows >= NUM_ROWS_TO_UNPACK or any(rows.is_streamed for rows in weights)
-    rows_tile = largest_divisor(num_rows, TILE)
+    rows_tile = largest_divisor(num_rows, TILE_SIZES)
     # Few rows wait for memory, which delivers one row of the weight after the other best.
-    outputs_tile = largest_divisor(num_outputs, TILE) if num_rows >= NUM_ROWS_TO_UNPACK else 1
+    outputs_tile = largest_divisor(num_outputs, TILE_SIZES) if num_rows >= NUM_ROWS_TO_UNPACK else 1
     with loops.share(num_outputs // outputs_tile) as share:
         with loops.over(num_rows // num_cached) as block, loops.over(share.size) as i:
             output = share[i] * outputs_tile
@@ -126,7 +126,7 @@ def matmul_reference(
             sums = products(
                 loops, num_tile_rows, num_tile_outputs, width,
                 lambda a, k: x[row + a, k].cast(dtypes.float), tiles[0], tiles[0].run, tiles[0].group,
-            )  # fmt: skip
+            )
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
                 value = sums[a, b]
                 if bias_array is not None:
@@ -158,7 +158,7 @@ def gate_up_reference(x: Tensor, w1: Weight, w3: Weight) -> Tensor:
                     lambda a, k: x[row + a, k].cast(dtypes.float), weight_tile, weight_tile.run, weight_tile.group,
                 )
                 for weight_tile in tiles
-            )  # fmt: skip
+            )
             hidden = swiglu_tile(loops, gate, up, num_tile_rows, num_tile_outputs, out.dtype)
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
                 out[row + a, output + b] = hidden[a, b]

@@ -31,16 +31,6 @@ class QuantizedMatrix:
         """(..., N, K): the shape of the matrix that the codes stand for."""
         return (*self.scales.shape[:-1], self.scales.shape[-1] * self.group_size)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.nbytes() for part in (self.codes, self.scales, self.biases))
-
-    def __getitem__(self, index) -> "QuantizedMatrix":
-        """The rows (or experts) that `index` picks from the leading axis, still packed."""
-        return QuantizedMatrix(
-            self.codes[index], self.scales[index], self.biases[index], self.bits, self.group_size
-        )
-
     def dequantize(self, dtype: DType | None = None) -> Tensor:
         """The values (..., N, K), rounded as mlx does, as `dtype` (None: that of the scales)."""
         rows = (*self.shape[:-1], self.shape[-1] // self.group_size, self.group_size)

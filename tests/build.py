@@ -13,7 +13,6 @@ from lfm2.runner import Runner
 from lfm2.state import State
 from lfm2.weights import load_weights
 from metal_ops.launch import copy_in
-from metal_ops.rows import parts
 from metal_ops.table import Capacity
 from scheduler.rounds import Round, Segment
 
@@ -51,9 +50,8 @@ def build_runner(
     weights = load_weights(folder, config, DEVICE)
     state = State.create(config, NUM_SLOTS, NUM_TOKENS, compute, DEVICE)
     poison(state)
-    stored = [[(part.shape, part.dtype) for part in parts(weights[name])] for name in sorted(weights)]
-    key = model_key([config, stored, compute, NUM_SLOTS, NUM_TOKENS], DEVICE)
     model = LFM2(config, weights, compute, DEVICE, NUM_TOKENS)
+    key = model_key(model, state, DEVICE)
     runner = (Runner if capacity is None else PinnedRunner)(model, state, DEVICE, Artifacts(steps, key, fail), compiling)
     runner.capacity = capacity
     return runner

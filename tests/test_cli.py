@@ -84,7 +84,7 @@ def test_version(command):
 
 def test_compile_keeps_what_generate_needs(command, steps):
     code, output, _ = command("compile", "--rows", "1,17")
-    assert code == 0 and "2 " in output and str(steps) in str(Path(output.split()[-1]).resolve())
+    assert code == 0 and output.startswith("compiled ") and str(steps) in str(Path(output.split()[-1]).resolve())
     assert command("compile", "--rows", "32,1")[1].startswith("compiled 0 forms")
     code, output, errors = command("generate", "--verbose", QUESTION)
     assert (code, output) == (0, ANSWER)
@@ -248,7 +248,7 @@ def test_convert_writes_a_copy_once(command, tmp_path):
     assert code == 2 and "there already" in errors
 
 
-def test_score_of_even_odds_is_the_vocabulary(capsys):
+def test_score_of_even_odds_is_the_vocabulary():
     foretold = []
 
     def logits_by_chunk(ids):
@@ -362,7 +362,9 @@ class Keys:
         end = time.monotonic() + DEADLINE_S
         while text not in self.shown:
             assert select.select([self.ours], [], [], max(0, end - time.monotonic()))[0], self.shown
-            self.shown += os.read(self.ours, 4096).decode(errors="replace")
+            read = os.read(self.ours, 4096)
+            assert read, self.shown
+            self.shown += read.decode(errors="replace")
         return self.shown
 
     def close(self) -> int:

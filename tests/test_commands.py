@@ -9,7 +9,7 @@ import pytest
 from tinygrad import Context, Tensor, dtypes
 
 from lfm2.environment import default_device
-from metal_ops.commands import KERNELS_IN_PIECE, cpu_threads
+from metal_ops.commands import KERNELS_IN_PIECE
 from metal_ops.launch import Step, copy_in, empty
 from metal_ops.loops import loop_kernel
 from metal_ops.matmul import matmul
@@ -57,7 +57,7 @@ def test_threads_do_not_change_a_bit(num_threads):
     with Context(NUM_CPU_THREADS=1):
         x, step = step_of(2 * KERNELS_IN_PIECE // 3)
         feed(x, values)
-        want = step()[0].numpy()
+        want = step._captured(list(step._inputs), {})[0].numpy()
     with Context(NUM_CPU_THREADS=num_threads):
         x, step = step_of(2 * KERNELS_IN_PIECE // 3)
         for _ in range(20):
@@ -82,5 +82,22 @@ def test_an_interrupt_leaves_the_threads_in_step():
         np.testing.assert_array_equal(step()[0].numpy(), want)
 
 
-def test_threads_are_started_once():
-    assert cpu_threads(2) is cpu_threads(2)
+def test_two_callers_take_turns():
+    values = np.random.default_rng(3).standard_normal((8, 48)).astype(np.float32)
+    steps = [step_of(6) for _ in range(2)]
+    wrong: list[int] = []
+    for x, _ in steps:
+        feed(x, values)
+    want = steps[0][1]()[0].numpy()
+
+    def call(step: Step) -> None:
+        for _ in range(100):
+            step()
+        wrong.append(int((step()[0].numpy() != want).sum()))
+
+    callers = [threading.Thread(target=call, args=(step,), daemon=True) for _, step in steps]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(30)
+    assert wrong == [0, 0]

