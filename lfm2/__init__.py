@@ -1,9 +1,9 @@
 """LFM2, LFM2.5 and LFM2-MoE language models on tinygrad.
 
-    import lfm2
+import lfm2
 
-    model = lfm2.load()  # the built-in model; or a folder, or a hub name
-    print(model.generate("What is the capital of France?").text)
+model = lfm2.load()  # the built-in model; or a folder, or a hub name
+print(model.generate("What is the capital of France?").text)
 """
 
 from importlib import import_module

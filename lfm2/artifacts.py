@@ -1,7 +1,9 @@
-"""Compiled artifacts: captured steps kept in a folder, so that a later process traces and compiles nothing.
+"""Compiled artifacts: captured steps kept in a folder, so that a later process traces and compiles
+nothing.
 
-A wrong, damaged or foreign entry is a miss, never an error. An entry is a pickle, which runs code when it is loaded: so the
-folder must belong to this user and be closed to others, and an entry must carry the checksum of its key and content.
+A wrong, damaged or foreign entry is a miss, never an error. An entry is a pickle, which runs code
+when it is loaded: so the folder must belong to this user and be closed to others, and an entry must
+carry the checksum of its key and content.
 """
 
 import hashlib
@@ -28,7 +30,8 @@ STEP_SOURCES = (Path("lfm2/model.py"), Path("lfm2/state.py"))
 class Artifacts:
     """The artifacts of one model on one device. `folder` none: nothing is kept.
 
-    `model_key` names all but the capacity that shapes a step; `warn` hears, once, why the folder cannot be used.
+    `model_key` names all but the capacity that shapes a step; `warn` hears, once, why the folder
+    cannot be used.
     """
 
     def __init__(self, folder: Path | None, model_key: str, warn: Callable[[str], None]) -> None:
@@ -99,11 +102,18 @@ class Artifacts:
 
 
 def model_key(model: LFM2, state: State, device: str) -> str:
-    """All but the capacity that shapes a step: the model, the state, the device, and the sources that make steps."""
-    weights = [[(part.shape, part.dtype) for part in parts(model.weights[name])] for name in sorted(model.weights)]
+    """All but the capacity that shapes a step: the model, the state, the device, and the sources
+    that make steps.
+    """
+    weights = [
+        [(part.shape, part.dtype) for part in parts(model.weights[name])]
+        for name in sorted(model.weights)
+    ]
     shapes = [(tensor.shape, tensor.dtype) for tensor in [model.angles, *state.tensors]]
     made_of = [repr(model.config), repr(model.dtype), repr(weights), repr(shapes)]
-    return "\n".join([*made_of, *codegen_settings(device), *codegen_environment(), sources_digest()])
+    return "\n".join(
+        [*made_of, *codegen_settings(device), *codegen_environment(), sources_digest()]
+    )
 
 
 def sources_digest() -> str:

@@ -38,7 +38,9 @@ Prompt = str | Sequence[dict]
 class Model:
     """A loaded checkpoint with one stream's state. Not for several threads at once."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, runner: Runner, sampling: Sampling, context: int) -> None:
+    def __init__(
+        self, config: Config, tokenizer: Tokenizer, runner: Runner, sampling: Sampling, context: int
+    ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.runner = runner
@@ -66,31 +68,46 @@ class Model:
         raw: bool = False,
         **sampling,
     ) -> Stream:
-        """An iterator over the pieces of the reply to a prompt: a question, or a list of chat messages.
+        """An iterator over the pieces of the reply to a question or a list of chat messages.
 
-        raw: the prompt is text to go on with, not a question, and no chat template is applied. max_tokens: 512 by default,
-        or what the context has room for. Everything else (temperature, top_k, top_p, min_p, repetition_penalty, seed, ...)
-        is an option of `Sampling`; what is not given comes from the checkpoint's generation_config.json. Raises RequestError,
-        before any work, for a prompt or an option that cannot be served.
+        raw: the prompt is text to go on with, not a question, and no chat template is applied.
+        max_tokens: 512 by default, or what the context has room for. Everything else (temperature,
+        top_k, top_p, min_p, repetition_penalty, seed, ...) is an option of `Sampling`; what is not
+        given comes from the checkpoint's generation_config.json. Raises RequestError, before any
+        work, for a prompt or an option that cannot be served.
         """
         options = self.sampling.override(**sampling)
         options.check_vocabulary(self.config.vocab_size)
         ids = self.encode(prompt, system=system, tools=tools, raw=raw)
         room = self.context - len(ids)
         if room < 1:
-            raise RequestError(f"the prompt has {len(ids)} tokens and the context holds {self.context}, reply included")
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens and the context holds {self.context}, "
+                "reply included"
+            )
         if max_tokens is None:
             max_tokens = min(DEFAULT_MAX_TOKENS, room)
         if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
-            raise RequestError(f"max_tokens is {max_tokens}; it must be a whole number of at least 1")
+            raise RequestError(
+                f"max_tokens is {max_tokens}; it must be a whole number of at least 1"
+            )
         if max_tokens > room:
             raise RequestError(
-                f"a prompt of {len(ids)} tokens and a reply of {max_tokens} do not fit a context of {self.context}: "
-                f"ask for at most {room} tokens"
+                f"a prompt of {len(ids)} tokens and a reply of {max_tokens} do not fit a context "
+                f"of {self.context}: ask for at most {room} tokens"
             )
         reused = self._reusable(ids)
         run = self._segment_runner(ids[:reused])
-        stream = Stream(run, self.tokenizer, ids, reused, CHUNK, max_tokens, () if stop is None else stop, options)
+        stream = Stream(
+            run,
+            self.tokenizer,
+            ids,
+            reused,
+            CHUNK,
+            max_tokens,
+            () if stop is None else stop,
+            options,
+        )
         self._running = run
         return stream
 
@@ -104,7 +121,12 @@ class Model:
         return self.runner.form(Capacity(bucket(num_rows), 1, 1))
 
     def encode(
-        self, prompt: Prompt, *, system: str | None = None, tools: list[dict] | None = None, raw: bool = False
+        self,
+        prompt: Prompt,
+        *,
+        system: str | None = None,
+        tools: list[dict] | None = None,
+        raw: bool = False,
     ) -> list[int]:
         """The token ids of a prompt as `stream` would run it."""
         if isinstance(prompt, str) and not prompt.strip():
@@ -139,24 +161,28 @@ class Model:
             raise RequestError(f"{len(ids)} tokens given and the context holds {self.context}")
         wrong = next((token for token in ids if not 0 <= token < self.config.vocab_size), None)
         if wrong is not None:
-            raise RequestError(f"token {wrong} is not in the vocabulary of {self.config.vocab_size}")
+            raise RequestError(
+                f"token {wrong} is not in the vocabulary of {self.config.vocab_size}"
+            )
         return ids
 
     def feed(self) -> RunSegment:
-        """A function that runs tokens through the model, each call's after the last one's, from position 0 on.
+        """A function that runs tokens through the model, a call's after the last call's.
 
-        It takes the tokens and how many of them, from the end, are to be drawn. Ends what the model was at before.
+        It starts at position 0, and takes the tokens and how many of them, from the end, are to be
+        drawn. Ends what the model was at before.
         """
         self._running = run = self._segment_runner([])
         return run
 
     def _segment_runner(self, held: list[int]) -> RunSegment:
-        """Runs a stream's segments one after the other, from those tokens on that the slot holds."""
+        """Runs a stream's segments one after the other; the slot holds its first tokens."""
 
         def run(tokens: Sequence[int], num_drawn: int) -> Drawn:
             if self._running is not run:
                 raise RequestError("this stream was ended by a later call on the same model")
-            # An interrupt may leave a segment half written: a long one has overwritten the ring, one row spoils none.
+            # An interrupt may leave a segment half written: a long one has overwritten the ring,
+            # one row spoils none.
             self._held = held if len(tokens) == 1 else []
             drawn = self.runner.run(Round((Segment(0, 0, len(held), tuple(tokens), num_drawn),)))
             held.extend(tokens)
@@ -166,7 +192,7 @@ class Model:
         return run
 
     def _reusable(self, ids: list[int]) -> int:
-        """How many of a prompt's first tokens the slot holds the state of. At least one is left to run."""
+        """How many first tokens of a prompt need not run: the slot has them, and one is left."""
         common = 0
         for ours, theirs in zip(self._held, ids[:-1]):
             if ours != theirs:
@@ -188,12 +214,12 @@ def load(
     compiling: Compiling | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Model:
-    """Loads a checkpoint: a folder, a hub name `org/name[@revision]`, or none for the built-in model.
+    """Loads a folder, a hub name `org/name[@revision]`, or, without a name, the built-in model.
 
-    device: a tinygrad device. dtype: the compute type, by default the checkpoint's own; weights stay as they are stored.
-    context: how many tokens prompt and reply may have together. cache: the folder of compiled steps, or False for none.
-    progress hears of bytes read, compiling of each form that has to be compiled, warn of what works less well than it
-    could. Raises LFM2Error.
+    device: a tinygrad device. dtype: the compute type, by default the checkpoint's own; weights
+    stay as they are stored. context: how many tokens prompt and reply may have together. cache: the
+    folder of compiled steps, or False for none. progress hears of bytes read, compiling of each
+    form that has to be compiled, warn of what works less well than it could. Raises LFM2Error.
     """
     warn = warn or (lambda message: None)
     folder = resolve(name)
@@ -231,7 +257,9 @@ def checked_context(context: int | None, config: Config) -> int:
 
 
 def opened_device(device: str | None, warn: Callable[[str], None]) -> str:
-    """Opens a device, or says in one line why it cannot be had; if none was asked for, the CPU will do."""
+    """Opens a device, or says in one line why it cannot be had; if none was asked for, the CPU will
+    do.
+    """
     chosen = (device or default_device()).upper()
     ensure_compiler(chosen)
     try:

@@ -35,15 +35,17 @@ def default_device() -> str:
 def ensure_compiler(device: str) -> None:
     """Sets CC for tinygrad where `device` needs a C compiler.
 
-    It is CC itself if that can be a clang, else a clang on the PATH, else the one in the `ziglang` wheel. Raises
-    LFM2Error if there is none.
+    It is CC itself if that can be a clang, else a clang on the PATH, else the one in the `ziglang`
+    wheel. Raises LFM2Error if there is none.
     """
     if device != "CPU":
         return
     chosen = os.environ.get("CC", "")
     if chosen and not NOT_CLANG.fullmatch(Path(chosen).name):
         if not shutil.which(chosen):
-            raise LFM2Error(f"CC is {chosen!r}, which is no program: set it to a clang, or unset it")
+            raise LFM2Error(
+                f"CC is {chosen!r}, which is no program: set it to a clang, or unset it"
+            )
         return
     wrapper = Path(sys.executable).parent / "zig-clang"
     if shutil.which("clang"):
@@ -51,25 +53,30 @@ def ensure_compiler(device: str) -> None:
     elif wrapper.exists() and importlib.util.find_spec("ziglang"):
         os.environ["CC"] = str(wrapper)
     else:
-        raise LFM2Error("the CPU device needs a C compiler and no clang is on the PATH: run pip install ziglang")
+        raise LFM2Error(
+            "the CPU device needs a C compiler and no clang is on the PATH: run pip install ziglang"
+        )
 
 
 def settle_tinygrad(is_cached: bool) -> str | None:
-    """Chooses how tinygrad compiles: in this process, with its own cache of kernels if that is wanted and works.
+    """Chooses how tinygrad compiles: in this process, with its own cache of kernels if that is
+    wanted and works.
 
     Returns why it is wanted and does not work, if so.
     """
     if "PARALLEL" not in os.environ:
-        # Worker processes cost more than they save on our few kernels: the built-in model's first start took 14.6 s
-        # without and 19.2 s with two of them on two busy cores.
+        # Worker processes cost more than they save on our few kernels: the built-in model's first
+        # start took 14.6 s without and 19.2 s with two of them on two busy cores.
         PARALLEL.value = 0
     CACHELEVEL.value = int(os.environ.get("CACHELEVEL", 2)) if is_cached else 0
     try:
-        # Does nothing if the cache is off. Otherwise a folder that is read-only shows at the first write.
+        # Does nothing if the cache is off. Otherwise a folder that is read-only shows at the first
+        # write.
         diskcache_put("lfm2_probe", "written", 1)
     except (OSError, sqlite3.Error) as error:
         CACHELEVEL.value = 0
-        return f"not keeping compiled kernels in {CACHEDB}: {getattr(error, 'strerror', None) or error}"
+        reason = getattr(error, "strerror", None) or error
+        return f"not keeping compiled kernels in {CACHEDB}: {reason}"
     return None
 
 
@@ -86,13 +93,17 @@ def cache_folder() -> Path:
 
 
 def codegen_environment() -> list[str]:
-    """What decides generated code beside tinygrad's own settings: the processor, and what its renderers read."""
+    """What decides generated code beside tinygrad's own settings: the processor, and what its
+    renderers read.
+    """
     names = ("CC", "ALIGNED", "THREADS", "EXPAND_SSA", "TUPLE_ORDER", "HCQ2")
     return [_processor(), repr([(name, os.environ.get(name)) for name in names])]
 
 
 def _processor() -> str:
-    """Code for the CPU is made for this processor, and another of the same family may lack its instructions."""
+    """Code for the CPU is made for this processor, and another of the same family may lack its
+    instructions.
+    """
     try:
         with open("/proc/cpuinfo") as file:
             lines = file.read().splitlines()

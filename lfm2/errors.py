@@ -1,4 +1,6 @@
-"""The errors a user can meet and act on. Each message names the thing, what was found and what to do."""
+"""The errors a user can meet and act on. Each message names the thing, what was found and what to
+do.
+"""
 
 
 class LFM2Error(Exception):
@@ -24,7 +26,9 @@ class ConfigError(LFM2Error):
 
 
 class WeightsError(LFM2Error):
-    """A checkpoint whose tensors are missing, left over, mis-shaped, damaged or of an unknown form."""
+    """A checkpoint whose tensors are missing, left over, mis-shaped, damaged or of an unknown
+    form.
+    """
 
 
 class TokenizerError(LFM2Error):

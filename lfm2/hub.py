@@ -46,9 +46,7 @@ def resolve(
     raise ModelNotFound(f"no folder named {name!r} here: {hint}")
 
 
-def download(
-    repo: str, revision: str | None, endpoint: str | None, cache_dir: Path | None
-) -> Path:
+def download(repo: str, revision: str | None, endpoint: str | None, cache_dir: Path | None) -> Path:
     """Bring the checkpoint `repo` into the local cache and return its folder there.
 
     A complete cached copy costs one request, which asks where the branch is now, and none when

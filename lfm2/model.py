@@ -1,7 +1,8 @@
-"""The forward pass of LFM2, dense and MoE, over one ragged round. Attributes bear the names of the checkpoint.
+"""The forward pass of LFM2, dense and MoE, over one ragged round. Attributes bear the names of the
+checkpoint.
 
-Knows tensors and ops; knows nothing of requests, text or files. Letters: T rows of the round, N drawn rows, C model width,
-H heads, K kv heads, D head width, V vocabulary.
+Knows tensors and ops; knows nothing of requests, text or files. Letters: T rows of the round, N
+drawn rows, C model width, H heads, K kv heads, D head width, V vocabulary.
 """
 
 import numpy as np
@@ -31,7 +32,9 @@ class ShortConv:
         self.conv_bias = weights.get("conv.bias")
         self.out_proj_bias = weights.get("out_proj.bias")
 
-    def __call__(self, x: Tensor, residual: Tensor, ring: Tensor, table: Tensor, capacity: Capacity) -> Tensor:
+    def __call__(
+        self, x: Tensor, residual: Tensor, ring: Tensor, table: Tensor, capacity: Capacity
+    ) -> Tensor:
         bcx = matmul(x, self.in_proj, self.in_proj_bias)  # (T, 3 C)
         y = short_conv(bcx, self.conv, self.conv_bias, ring, table, capacity)  # (T, C)
         return matmul(y, self.out_proj, self.out_proj_bias, residual)
@@ -59,7 +62,17 @@ class Attention:
     ) -> Tensor:
         q, k, v = project(x, [self.q_proj, self.k_proj, self.v_proj])
         q, keys, values = store_qkv(
-            q, k, v, self.q_layernorm, self.k_layernorm, angles, self.config.norm_eps, keys, values, table, capacity
+            q,
+            k,
+            v,
+            self.q_layernorm,
+            self.k_layernorm,
+            angles,
+            self.config.norm_eps,
+            keys,
+            values,
+            table,
+            capacity,
         )  # (T, H, D)
         mixed = attend(q, keys, values, self.config.head_dim**-0.5, table, capacity)  # (T, H D)
         return matmul(mixed, self.out_proj, residual=residual)
@@ -109,9 +122,13 @@ class Layer:
             self.conv, self.self_attn = None, Attention(config, within(weights, "self_attn"))
         feed_forward = within(weights, "feed_forward")
         is_moe = config.is_moe_layer(layer)
-        self.feed_forward = MoeFeedForward(config, feed_forward) if is_moe else DenseFeedForward(feed_forward)
+        self.feed_forward = (
+            MoeFeedForward(config, feed_forward) if is_moe else DenseFeedForward(feed_forward)
+        )
 
-    def __call__(self, x: Tensor, state: State, angles: Tensor, table: Tensor, capacity: Capacity) -> Tensor:
+    def __call__(
+        self, x: Tensor, state: State, angles: Tensor, table: Tensor, capacity: Capacity
+    ) -> Tensor:
         normed = rms_norm(x, self.operator_norm, self.eps)
         if self.conv is not None:
             x = self.conv(normed, x, state.rings[self.layer], table, capacity)
@@ -124,23 +141,34 @@ class Layer:
 class LFM2:
     """The model on one device, in one compute type, for positions below `context`."""
 
-    def __init__(self, config: Config, weights: Weights, dtype: DType, device: str, context: int) -> None:
+    def __init__(
+        self, config: Config, weights: Weights, dtype: DType, device: str, context: int
+    ) -> None:
         self.config = config
         self.weights = weights
         self.dtype = dtype
         self.embed_tokens = weights["embed_tokens.weight"]
         self.embedding_norm = weights["embedding_norm.weight"]
         self.lm_head = weights.get("lm_head.weight", self.embed_tokens)
-        self.layers = [Layer(config, i, within(weights, f"layers.{i}")) for i in range(config.num_layers)]
+        self.layers = [
+            Layer(config, i, within(weights, f"layers.{i}")) for i in range(config.num_layers)
+        ]
         self.angles = Tensor(rope_angles(config, context), device=device).realize()
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Every buffer that a step reads: the weights in the order of their names, and the angles."""
-        return [part for name in sorted(self.weights) for part in parts(self.weights[name])] + [self.angles]
+        """Every buffer that a step reads: the weights in the order of their names, and the
+        angles.
+        """
+        return [part for name in sorted(self.weights) for part in parts(self.weights[name])] + [
+            self.angles
+        ]
 
-    def __call__(self, tokens: Tensor, table: Tensor, state: State, capacity: Capacity) -> tuple[Tensor, Tensor]:
-        """One round. tokens (T) and table int32; returns logits (N, V) fp32 and picks (N, 2) int32, see `argmax`.
+    def __call__(
+        self, tokens: Tensor, table: Tensor, state: State, capacity: Capacity
+    ) -> tuple[Tensor, Tensor]:
+        """One round. tokens (T) and table int32; returns logits (N, V) fp32 and picks (N, 2) int32,
+        see `argmax`.
 
         Updates the state in place.
         """
@@ -156,11 +184,15 @@ class LFM2:
 def within(weights: Weights, prefix: str) -> Weights:
     """The weights below a dotted path, by the rest of their names."""
     start = len(prefix) + 1
-    return {name[start:]: weight for name, weight in weights.items() if name.startswith(prefix + ".")}
+    return {
+        name[start:]: weight for name, weight in weights.items() if name.startswith(prefix + ".")
+    }
 
 
 def rope_angles(config: Config, context: int) -> np.ndarray:
-    """cos, then sin, of every position's angles: (context, D) fp32; the angles are fp32 too, as in transformers."""
+    """cos, then sin, of every position's angles: (context, D) fp32; the angles are fp32 too, as in
+    transformers.
+    """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequencies = np.float32(1) / np.float32(config.rope_theta) ** exponents
     angles = np.arange(context, dtype=np.float32)[:, None] * frequencies

@@ -22,9 +22,7 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
     return values.astype({"F16": np.float16, "F32": np.float32}[dtype])
 
 
-def quantize_rows(
-    rows: np.ndarray, packing: Packing
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def quantize_rows(rows: np.ndarray, packing: Packing) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Packs float32 rows (N, K).
 
     Returns codes (N, K * bits / 32) uint32, scales and biases (N, K / group_size) float32.
@@ -47,9 +45,7 @@ def quantize_rows(
     return codes.view("<u4"), scales, biases
 
 
-def _scales(
-    low: np.ndarray, high: np.ndarray, most: np.float32
-) -> tuple[np.ndarray, np.ndarray]:
+def _scales(low: np.ndarray, high: np.ndarray, most: np.float32) -> tuple[np.ndarray, np.ndarray]:
     """The scale and bias of each group, from the ends of its range and its largest code."""
     is_low_far = np.abs(low) > np.abs(high)
     scales = np.maximum((high - low) / most, MIN_SCALE)

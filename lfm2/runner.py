@@ -1,4 +1,5 @@
-"""Runs rounds on a device: picks the compiled form, fills its table, launches it, hands back what was drawn.
+"""Runs rounds on a device: picks the compiled form, fills its table, launches it, hands back what
+was drawn.
 
 Knows slots, positions and capacities; nothing of requests or text.
 """
@@ -47,7 +48,12 @@ class Runner:
     """One model with its state. `compiling` is told of each form that no artifact held."""
 
     def __init__(
-        self, model: LFM2, state: State, device: str, artifacts: Artifacts, compiling: Compiling | None = None
+        self,
+        model: LFM2,
+        state: State,
+        device: str,
+        artifacts: Artifacts,
+        compiling: Compiling | None = None,
     ) -> None:
         self.model = model
         self.state = state
@@ -67,7 +73,9 @@ class Runner:
         return Drawn(picks[:, 0], picks[:, 1] == 1, logits)
 
     def form(self, capacity: Capacity) -> Form:
-        """The compiled form of a capacity: at hand, from an artifact, or captured now and kept as one."""
+        """The compiled form of a capacity: at hand, from an artifact, or captured now and kept as
+        one.
+        """
         if capacity not in self.forms:
             self.forms[capacity] = self._make_form(capacity)
         return self.forms[capacity]
@@ -85,7 +93,9 @@ class Runner:
 
 
 def capacity_of(round: Round) -> Capacity:
-    """The smallest capacity that holds a round: powers of two of rows and segments; one drawn row a segment, or all."""
+    """The smallest capacity that holds a round: powers of two of rows and segments; one drawn row a
+    segment, or all.
+    """
     rows, segments = bucket(round.num_rows), bucket(len(round.segments))
     return Capacity(rows, segments, segments if round.num_drawn <= segments else rows)
 
@@ -95,8 +105,12 @@ def bucket(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def pack(round: Round, capacity: Capacity, scratch_slot: int, scratch_base: int) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens (T) and the table of a round, int32, padding included. See metal_ops/table.py for the layout."""
+def pack(
+    round: Round, capacity: Capacity, scratch_slot: int, scratch_base: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens (T) and the table of a round, int32, padding included. See metal_ops/table.py for
+    the layout.
+    """
     num_padding = capacity.rows - round.num_rows
     padding = Segment(scratch_slot, scratch_base, 0, (0,) * num_padding, 0)
     segments = [*round.segments, *([padding] if num_padding else [])]
@@ -110,7 +124,9 @@ def pack(round: Round, capacity: Capacity, scratch_slot: int, scratch_base: int)
         end = row + len(segment.tokens)
         columns[index] = (segment.slot, segment.start, row, len(segment.tokens), segment.base)
         tokens[row:end] = segment.tokens
-        rows[row:end, 0] = 0 if segment is padding else range(segment.start, segment.start + end - row)
+        rows[row:end, 0] = (
+            0 if segment is padding else range(segment.start, segment.start + end - row)
+        )
         rows[row:end, 1] = segment.base
         drawn += range(end - segment.num_drawn, end)
         row = end

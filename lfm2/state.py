@@ -1,4 +1,6 @@
-"""The state of all streams: pooled keys and values of every attention layer, a ring of every convolution."""
+"""The state of all streams: pooled keys and values of every attention layer, a ring of every
+convolution.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +10,8 @@ from tinygrad.dtype import DType
 from lfm2.config import Config
 from metal_ops.launch import empty
 
-# How many of a stream's last rows can be dropped and written again: the widest window of drafted tokens.
+# How many of a stream's last rows can be dropped and written again: the widest window of drafted
+# tokens.
 MAX_WINDOW = 32
 
 
@@ -16,9 +19,9 @@ MAX_WINDOW = 32
 class State:
     """Real buffers that rounds update in place.
 
-    keys, values: layer -> (num_tokens + 1, K, D). rings: layer -> (num_slots + 1, R, C), addressed by position modulo R.
-    The last token and the last slot are scratch for padding rows. Nothing is cleared for a new stream: positions decide
-    what is read.
+    keys, values: layer -> (num_tokens + 1, K, D). rings: layer -> (num_slots + 1, R, C), addressed
+    by position modulo R. The last token and the last slot are scratch for padding rows. Nothing is
+    cleared for a new stream: positions decide what is read.
     """
 
     num_slots: int
@@ -28,7 +31,9 @@ class State:
     rings: dict[int, Tensor]
 
     @classmethod
-    def create(cls, config: Config, num_slots: int, num_tokens: int, dtype: DType, device: str) -> "State":
+    def create(
+        cls, config: Config, num_slots: int, num_tokens: int, dtype: DType, device: str
+    ) -> "State":
         """Room for `num_slots` streams that hold `num_tokens` tokens together."""
         pool = (num_tokens + 1, config.num_kv_heads, config.head_dim)
         ring = (num_slots + 1, ring_size(config), config.hidden_size)

@@ -17,10 +17,12 @@ RunSegment = Callable[[Sequence[int], int], Drawn]
 
 @dataclass(frozen=True)
 class Reply:
-    """A finished reply. finish_reason: "stop" (a stop string or an end token) or "length" (max_tokens).
+    """A finished reply. finish_reason: "stop" (a stop string or an end token) or "length"
+    (max_tokens).
 
-    tokens are those drawn, an end token included; text is without it. draws holds log-probabilities, if asked for. Times
-    in seconds: prefill_s until the first token is drawn, decode_s from then on.
+    tokens are those drawn, an end token included; text is without it. draws holds
+    log-probabilities, if asked for. Times in seconds: prefill_s until the first token is drawn,
+    decode_s from then on.
     """
 
     text: str
@@ -67,7 +69,9 @@ class Stream:
         self._pieces = self._make()
 
     def segment_lengths(self) -> list[int]:
-        """How many rows each segment of this stream has: the prompt's, then one for all that decode."""
+        """How many rows each segment of this stream has: the prompt's, then one for all that
+        decode.
+        """
         starts = range(self.num_reused, len(self.prompt), self.chunk)
         lengths = [min(self.chunk, len(self.prompt) - start) for start in starts]
         return lengths + [1] * (self.max_tokens > 1)
@@ -116,7 +120,9 @@ class Stream:
         return self._draw(drawn)
 
     def _draw(self, drawn: Drawn) -> int:
-        """The next token: the device's pick where that is the answer, else a keyed draw over the logits."""
+        """The next token: the device's pick where that is the answer, else a keyed draw over the
+        logits.
+        """
         if self.sampling.is_greedy and drawn.is_finite[0]:
             made = Draw(int(drawn.tokens[0]))
         else:

@@ -1,10 +1,12 @@
 """attend: causal grouped-query attention of a ragged round over the slots' extents.
 
-    out[t, h] = sum_j softmax_j(scale * q[t, h] . keys[base + j, h // (H / K)]) * values[base + j, h // (H / K)],  j <= position
+    out[t, h] = sum_j softmax_j(scale * q[t, h] . keys[base + j, h // (H / K)]) * values[base + j, h
+    // (H / K)],  j <= position
 
-q (T, H, D) in the compute type, keys and values (tokens, K, D), out (T, H D). Keys are taken in chunks of 32 from the
-slot's first on, with an online softmax in fp32: a running maximum m, sum l and output o, rescaled from chunk to chunk. The
-chunks are those of the positions, so a row's bits do not depend on the round. A K/V row serves the whole group of heads.
+q (T, H, D) in the compute type, keys and values (tokens, K, D), out (T, H D). Keys are taken in
+chunks of 32 from the slot's first on, with an online softmax in fp32: a running maximum m, sum l
+and output o, rescaled from chunk to chunk. The chunks are those of the positions, so a row's bits
+do not depend on the round. A K/V row serves the whole group of heads.
 """
 
 from tinygrad import Tensor, dtypes
@@ -27,7 +29,9 @@ def attend(
     expect("attend", "values", values, keys.shape, (keys.dtype,))
     expect("attend", "table", table, (capacity.table_size,), (dtypes.int32,))
     if q.shape[1] % keys.shape[1]:
-        raise ValueError(f"attend: {q.shape[1]} query heads do not divide over {keys.shape[1]} kv heads")
+        raise ValueError(
+            f"attend: {q.shape[1]} query heads do not divide over {keys.shape[1]} kv heads"
+        )
     return reference(q, keys, values, scale, table, capacity)
 
 
@@ -42,23 +46,33 @@ def reference(
         with loops.share(num_rows * num_kv_heads) as share, loops.over(share.size) as i:
             t, kv_head = share[i] // num_kv_heads, share[i] % num_kv_heads
             position, base = capacity.row(table, t, "position"), capacity.row(table, t, "base")
-            best, weight, mixed = loops.local(group), loops.local(group), loops.local(group, head_dim)
+            best, weight, mixed = (
+                loops.local(group),
+                loops.local(group),
+                loops.local(group, head_dim),
+            )
             with loops.over(group) as h:
                 best[h] = -float("inf")
                 weight[h] = 0.0
                 with loops.over(head_dim) as d:
                     mixed[h, d] = 0.0
             with loops.over(position // KEY_CHUNK + 1) as chunk:
-                # Keys past the row's own position read that position, which is written, and weigh nothing.
+                # Keys past the row's own position read that position, which is written, and weigh
+                # nothing.
                 def key_row(j):
                     return base + (chunk * KEY_CHUNK + j).minimum(position)
 
                 dots = loops.local(group, KEY_CHUNK)
                 with loops.over(KEY_CHUNK // KEY_TILE) as key_tile:
                     sums = products(
-                        loops, group, KEY_TILE, head_dim,
+                        loops,
+                        group,
+                        KEY_TILE,
+                        head_dim,
                         lambda h, d: q[t, kv_head * group + h, d].cast(dtypes.float),
-                        lambda j, d: keys[key_row(key_tile * KEY_TILE + j), kv_head, d].cast(dtypes.float),
+                        lambda j, d: keys[key_row(key_tile * KEY_TILE + j), kv_head, d].cast(
+                            dtypes.float
+                        ),
                     )
                     with loops.over(group) as h, loops.over(KEY_TILE) as j:
                         dots[h, key_tile * KEY_TILE + j] = sums[h, j]

@@ -1,4 +1,6 @@
-"""The check at the door of an op: names the op, the argument, what was expected and what was found."""
+"""The check at the door of an op: names the op, the argument, what was expected and what was
+found.
+"""
 
 from tinygrad import Tensor
 from tinygrad.dtype import DType

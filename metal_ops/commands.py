@@ -1,7 +1,9 @@
-"""Runs the kernels of a captured step on the CPU: one call a thread for all of them, and all of the CPU's threads.
+"""Runs the kernels of a captured step on the CPU: one call a thread for all of them, and all of the
+CPU's threads.
 
-tinygrad 0.14 launches each kernel of a step from Python (40 us a kernel, a hundred and more a step), and runs the parts of a
-divided kernel one after the other. Here a step is a list of commands for each thread, that a few lines of C walk through.
+tinygrad 0.14 launches each kernel of a step from Python (40 us a kernel, a hundred and more a
+step), and runs the parts of a divided kernel one after the other. Here a step is a list of commands
+for each thread, that a few lines of C walk through.
 """
 
 import ctypes
@@ -86,7 +88,14 @@ class Threads:
                     self._lock.wait()
                 generation, piece = self._generation, self._piece
             commands = piece.lists[me]
-            words = (commands.ctypes.data, len(commands), self._flags.ctypes.data, me, self.num, self._yield)
+            words = (
+                commands.ctypes.data,
+                len(commands),
+                self._flags.ctypes.data,
+                me,
+                self.num,
+                self._yield,
+            )
             self._call(*[ctypes.c_uint64(word) for word in words])
             with self._lock:
                 self._num_running -= 1
@@ -101,7 +110,9 @@ def cpu_threads(num: int) -> Threads:
 
 
 class CommandList:
-    """A captured step as commands. `linear` is its calls, `inputs` the buffers that its parameters stand for."""
+    """A captured step as commands. `linear` is its calls, `inputs` the buffers that its parameters
+    stand for.
+    """
 
     def __init__(self, linear: UOp, inputs: tuple[UOp, ...]) -> None:
         self.threads = cpu_threads(NUM_CPU_THREADS.value)
@@ -127,7 +138,9 @@ class CommandList:
         self._kept += [runtime, *buffers]
         words = [runtime.addr, *[buffer._buf.va_addr for buffer in buffers], *program.arg.vals({})]
         if len(words) > WORDS:
-            raise ValueError(f"kernel {program.arg.name} has {len(words) - 1} arguments; {WORDS - 1} can be passed")
+            raise ValueError(
+                f"kernel {program.arg.name} has {len(words) - 1} arguments, more than {WORDS - 1}"
+            )
         words += [0] * (WORDS - len(words))
         parts = []
         for part in range(program.arg.global_size[0]):
@@ -137,7 +150,9 @@ class CommandList:
         return parts
 
     def _piece(self, calls: list[list[list[int]]]) -> Piece:
-        """Lists for all threads: kernels in one part are the first thread's, and parts do not overtake each other."""
+        """Lists for all threads: kernels in one part are the first thread's, and parts do not
+        overtake each other.
+        """
         num = self.threads.num
         lists: list[list[list[int]]] = [[] for _ in range(num)]
         was_divided = False

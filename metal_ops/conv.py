@@ -1,13 +1,16 @@
-"""short_conv: the gated short convolution of a ragged round, with the ring that carries it from round to round.
+"""short_conv: the gated short convolution of a ragged round, with the ring that carries it from
+round to round.
 
-    u[t]    = round(B[t] * x[t])                            B, C, x: the three thirds of in_proj's output
-    v[t, c] = sum_j taps[c, j] * u[t - (L - 1) + j, c]      fp32, oldest first, rounded once
+    u[t]    = round(B[t] * x[t])                            B, C, x: the three thirds of in_proj's
+    output v[t, c] = sum_j taps[c, j] * u[t - (L - 1) + j, c]      fp32, oldest first, rounded once
     y[t]    = C[t] * v[t]
 
-bcx (T, 3 C) and y (T, C) in the compute type, taps (C, L), bias (C) or none, ring (slots, R, C). A row at position p reads
-u of p - 1, p - 2, ... from its own segment, or else from ring[slot, position % R], or as zero before position 0: the
-position decides, never what the memory holds. Every row's u goes to the ring, so that a later round may start at any of the
-last R - (L - 1) positions. One thread owns a channel of a segment and walks its rows, so no row meets another's write.
+bcx (T, 3 C) and y (T, C) in the compute type, taps (C, L), bias (C) or none, ring (slots, R, C). A
+row at position p reads u of p - 1, p - 2, ... from its own segment, or else from ring[slot,
+position % R], or as zero before position 0: the position decides, never what the memory holds.
+Every row's u goes to the ring, so that a later round may start at any of the last R - (L - 1)
+positions. One thread owns a channel of a segment and walks its rows, so no row meets another's
+write.
 """
 
 from tinygrad import Tensor, dtypes
@@ -29,7 +32,8 @@ def short_conv(
     expect("short_conv", "table", table, (capacity.table_size,), (dtypes.int32,))
     if num_taps < 2 or ring.shape[1] < num_taps:
         raise ValueError(
-            f"short_conv: 2 taps at least, and a ring of as many, expected; found {num_taps} and {ring.shape[1]}"
+            "short_conv: 2 taps at least, and a ring of as many, expected; "
+            f"found {num_taps} and {ring.shape[1]}"
         )
     return reference(bcx, taps, bias, ring, table, capacity)
 
@@ -41,7 +45,9 @@ def reference(
     ring_size, num_carried = ring.shape[1], num_taps - 1
     block = largest_divisor(channels, (64, 32, 16, 8, 4, 2))
 
-    def body(loops: Loops, y: Array, ring: Array, bcx: Array, taps: Array, table: Array, *bias: Array) -> None:
+    def body(
+        loops: Loops, y: Array, ring: Array, bcx: Array, taps: Array, table: Array, *bias: Array
+    ) -> None:
         def step(c: UOp, lane: UOp, row: UOp, carried: Array) -> UOp:
             """One row of one channel: writes y, shifts the carried values, returns u."""
             gated = bcx[row, c].cast(dtypes.float) * bcx[row, 2 * channels + c].cast(dtypes.float)
@@ -50,7 +56,9 @@ def reference(
             v = sum(taps[c, j].cast(dtypes.float) * value for j, value in enumerate(window))
             if bias:
                 v = v + bias[0][c].cast(dtypes.float)
-            y[row, c] = bcx[row, channels + c].cast(dtypes.float) * v.cast(y.dtype).cast(dtypes.float)
+            y[row, c] = bcx[row, channels + c].cast(dtypes.float) * v.cast(y.dtype).cast(
+                dtypes.float
+            )
             for j, value in enumerate(window[1:]):
                 carried[j, lane] = value
             return u
@@ -62,7 +70,8 @@ def reference(
         ):
             channel_block = share[i]
             slot, start, first_row, num_rows = (
-                capacity.segment(table, s, column) for column in ("slot", "start", "first_row", "num_rows")
+                capacity.segment(table, s, column)
+                for column in ("slot", "start", "first_row", "num_rows")
             )
             carried = loops.local(num_carried, block)
             with loops.over(num_carried) as j, loops.over(block) as lane:

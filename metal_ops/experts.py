@@ -1,12 +1,14 @@
 """route, expert_ffn: the mixture of experts.
 
-    s = sigmoid(gate x[t]);  chosen: the A largest s + expert_bias, the lower id on ties, largest first
-    weight[t, a] = scale * s[chosen] / (sum of the chosen s + 1e-6)            (the division only if asked for)
-    out[t] = round(sum_a weight[t, a] * w2[e](silu(w1[e] x[t]) * w3[e] x[t])) + residual[t],  e = chosen[t, a]
+    s = sigmoid(gate x[t]);  chosen: the A largest s + expert_bias, the lower id on ties, largest
+    first weight[t, a] = scale * s[chosen] / (sum of the chosen s + 1e-6)            (the division
+    only if asked for) out[t] = round(sum_a weight[t, a] * w2[e](silu(w1[e] x[t]) * w3[e] x[t])) +
+    residual[t],  e = chosen[t, a]
 
-gate (E, C), expert_bias (E) fp32; x and residual (T, C) in the compute type; w1, w3 (E, I, C), w2 (E, C, I), plain or
-packed. All of the routing is fp32, and the bias decides the choice alone. Rows are grouped by expert, so an expert's weights
-are read once a pass; a row's own sums and the sum over its experts, in order of choice, are the same in any company.
+gate (E, C), expert_bias (E) fp32; x and residual (T, C) in the compute type; w1, w3 (E, I, C), w2
+(E, C, I), plain or packed. All of the routing is fp32, and the bias decides the choice alone. Rows
+are grouped by expert, so an expert's weights are read once a pass; a row's own sums and the sum
+over its experts, in order of choice, are the same in any company.
 """
 
 from tinygrad import Tensor, dtypes
@@ -27,7 +29,9 @@ def route(
     is_normalised: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """The experts chosen for each row of x (T, C) by gate (E, C): (T, A) int32, and their weights (T, A) fp32."""
+    """The experts chosen for each row of x (T, C) by gate (E, C): (T, A) int32, and their weights
+    (T, A) fp32.
+    """
     num_experts = gate.shape[0]
     if expert_bias is not None:
         expect("route", "expert_bias", expert_bias, (num_experts,), (dtypes.float32,))
@@ -46,9 +50,15 @@ def expert_ffn(
     expect("expert_ffn", "chosen", chosen, (num_rows, chosen.shape[1]), (dtypes.int32,))
     expect("expert_ffn", "weights", weights, chosen.shape, (dtypes.float32,))
     expect("expert_ffn", "residual", residual, x.shape, (x.dtype,))
-    for name, weight, shape in (("w1", w1, (ffn_size, width)), ("w3", w3, (ffn_size, width)), ("w2", w2, (width, ffn_size))):
+    for name, weight, shape in (
+        ("w1", w1, (ffn_size, width)),
+        ("w3", w3, (ffn_size, width)),
+        ("w2", w2, (width, ffn_size)),
+    ):
         if weight.shape != (num_experts, *shape):
-            raise ValueError(f"expert_ffn: {name} must have shape {(num_experts, *shape)}, found {weight.shape}")
+            raise ValueError(
+                f"expert_ffn: {name} must have shape {(num_experts, *shape)}, found {weight.shape}"
+            )
     lists = group_rows(chosen, num_experts)
     hidden = expert_gate_up_reference(x, lists, chosen.shape, w1, w3)
     outputs = expert_down_reference(hidden, lists, w2)
@@ -99,23 +109,30 @@ def sigmoid(x: UOp) -> UOp:
 def group_rows(chosen: Tensor, num_experts: int) -> Tensor:
     """The pairs (row, choice) grouped by expert: (2 + 3 E + T A) int32.
 
-    How many experts have pairs; which they are, in order; for each of those its first pair's place in the list and how many
-    it has; then the list, each pair as row * A + choice, in order within an expert; and a spare place.
+    How many experts have pairs; which they are, in order; for each of those its first pair's place
+    in the list and how many it has; then the list, each pair as row * A + choice, in order within
+    an expert; and a spare place.
     """
     num_pairs = chosen.shape[0] * chosen.shape[1]
     flat = chosen.reshape(num_pairs)
 
     def body(loops: Loops, lists: Array, chosen: Array) -> None:
-        num_used, num_listed = loops.local(1, dtype=dtypes.int32), loops.local(1, dtype=dtypes.int32)
+        num_used, num_listed = (
+            loops.local(1, dtype=dtypes.int32),
+            loops.local(1, dtype=dtypes.int32),
+        )
         num_used[0] = 0
         num_listed[0] = 0
         with loops.over(num_experts) as e:
             first = loops.keep(num_listed, 0)
             with loops.over(num_pairs) as pair:
-                # Written always, but only a pair of this expert moves the count past what was written.
+                # Written always, but only a pair of this expert moves the count past what was
+                # written.
                 place = 1 + 3 * num_experts + num_listed[0].cast(dtypes.weakint)
                 lists[place] = pair.cast(dtypes.int32)
-                num_listed[0] = num_listed[0] + chosen[pair].cast(dtypes.weakint).eq(e).cast(dtypes.int32)
+                num_listed[0] = num_listed[0] + chosen[pair].cast(dtypes.weakint).eq(e).cast(
+                    dtypes.int32
+                )
             used = num_used[0].cast(dtypes.weakint)
             lists[1 + used] = e.cast(dtypes.int32)
             lists[1 + num_experts + used] = first
@@ -127,10 +144,16 @@ def group_rows(chosen: Tensor, num_experts: int) -> Tensor:
     return loop_kernel(f"group_rows_{num_pairs}_{num_experts}", body, [lists], [flat])[0]
 
 
-def for_each_expert_tile(loops: Loops, lists: Array, num_pairs: int, weights: list[Rows], tile) -> None:
-    """Calls tile(pair of tile row, output, num_rows, num_outputs, weight tiles) for every tile of every used expert."""
+def for_each_expert_tile(
+    loops: Loops, lists: Array, num_pairs: int, weights: list[Rows], tile
+) -> None:
+    """Calls tile(pair of tile row, output, num_rows, num_outputs, weight tiles) for every tile of
+    every used expert.
+    """
     num_experts, num_outputs = weights[0].weight.shape[:2]
-    is_unpacked = num_pairs >= NUM_ROWS_TO_UNPACK * num_experts or any(rows.is_streamed for rows in weights)
+    is_unpacked = num_pairs >= NUM_ROWS_TO_UNPACK * num_experts or any(
+        rows.is_streamed for rows in weights
+    )
     # Experts with about one row each would only take it again to fill a tile.
     rows_tile = TILE_SIZES[0] if num_pairs >= 2 * num_experts else 1
     outputs_tile = largest_divisor(num_outputs, TILE_SIZES) if is_unpacked else 1
@@ -143,11 +166,17 @@ def for_each_expert_tile(loops: Loops, lists: Array, num_pairs: int, weights: li
         count = listed(1 + 2 * num_experts + used)
         with loops.over(share.size) as i:
             output = share[i] * outputs_tile
-            tiles = [TileRows(loops, rows, (expert, output), outputs_tile, is_unpacked) for rows in weights]
+            tiles = [
+                TileRows(loops, rows, (expert, output), outputs_tile, is_unpacked)
+                for rows in weights
+            ]
             with loops.over((count + rows_tile - 1) // rows_tile) as t:
-                # A tile that is not full takes its last pair again, and writes the same values twice.
+                # A tile that is not full takes its last pair again, and writes the same values
+                # twice.
                 def pair_of(a: Index) -> UOp:
-                    return listed(1 + 3 * num_experts + first + (t * rows_tile + a).minimum(count - 1))
+                    return listed(
+                        1 + 3 * num_experts + first + (t * rows_tile + a).minimum(count - 1)
+                    )
 
                 tile(pair_of, output, rows_tile, outputs_tile, tiles)
 
@@ -163,11 +192,19 @@ def expert_gate_up_reference(
         split = len(parts(w1))
         weights = [Rows(w1, list(arrays[:split])), Rows(w3, list(arrays[split:]))]
 
-        def tile(pair_of, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]) -> None:
+        def tile(
+            pair_of, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]
+        ) -> None:
             gate, up = (
                 products(
-                    loops, num_tile_rows, num_tile_outputs, width,
-                    lambda a, k: x[pair_of(a) // num_active, k].cast(dtypes.float), weight_tile, weight_tile.run, weight_tile.group,
+                    loops,
+                    num_tile_rows,
+                    num_tile_outputs,
+                    width,
+                    lambda a, k: x[pair_of(a) // num_active, k].cast(dtypes.float),
+                    weight_tile,
+                    weight_tile.run,
+                    weight_tile.group,
                 )
                 for weight_tile in tiles
             )
@@ -188,10 +225,18 @@ def expert_down_reference(hidden: Tensor, lists: Tensor, w2: Weight) -> Tensor:
     width = w2.shape[1]
 
     def body(loops: Loops, out: Array, hidden: Array, lists: Array, *arrays: Array) -> None:
-        def tile(pair_of, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]) -> None:
+        def tile(
+            pair_of, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]
+        ) -> None:
             sums = products(
-                loops, num_tile_rows, num_tile_outputs, ffn_size,
-                lambda a, k: hidden[pair_of(a), k].cast(dtypes.float), tiles[0], tiles[0].run, tiles[0].group,
+                loops,
+                num_tile_rows,
+                num_tile_outputs,
+                ffn_size,
+                lambda a, k: hidden[pair_of(a), k].cast(dtypes.float),
+                tiles[0],
+                tiles[0].run,
+                tiles[0].group,
             )
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
                 out[pair_of(a), output + b] = sums[a, b]
@@ -199,7 +244,9 @@ def expert_down_reference(hidden: Tensor, lists: Tensor, w2: Weight) -> Tensor:
         for_each_expert_tile(loops, lists, num_pairs, [Rows(w2, list(arrays))], tile)
 
     out = Tensor.empty(num_pairs, width, dtype=dtypes.float32, device=hidden.device)
-    return loop_kernel(f"expert_down_{num_pairs}_{width}", body, [out], [hidden, lists, *parts(w2)])[0]
+    return loop_kernel(
+        f"expert_down_{num_pairs}_{width}", body, [out], [hidden, lists, *parts(w2)]
+    )[0]
 
 
 def combine_reference(outputs: Tensor, weights: Tensor, residual: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""tinygrad internals that the rest of the project needs: real buffers, bytes copied into them, captured steps."""
+"""tinygrad internals that the rest of the project needs: real buffers, bytes copied into them,
+captured steps.
+"""
 
 import errno
 import mmap
@@ -23,7 +25,9 @@ HUGE_PAGE_BYTES = 1 << 21
 
 
 def empty(shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
-    """A tensor with memory of its own and nothing written to it: a real buffer, fit to be a jit input."""
+    """A tensor with memory of its own and nothing written to it: a real buffer, fit to be a jit
+    input.
+    """
     tensor = Tensor.empty(*shape, dtype=dtype, device=device)
     try:
         buffer = tensor.uop.buffer.ensure_allocated()
@@ -32,7 +36,11 @@ def empty(shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
             raise
         raise MemoryError(f"{device}: {tensor.nbytes()} bytes") from error
     pages = getattr(buffer._buf, "meta", None)
-    if isinstance(pages, mmap.mmap) and buffer.nbytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+    if (
+        isinstance(pages, mmap.mmap)
+        and buffer.nbytes >= HUGE_PAGE_BYTES
+        and hasattr(mmap, "MADV_HUGEPAGE")
+    ):
         # Host memory is faulted in as it is filled: 1.5 GB/s by huge pages, 0.9 by 4 KiB ones.
         pages.madvise(mmap.MADV_HUGEPAGE)
     return tensor
@@ -51,10 +59,11 @@ def copy_in(tensor: Tensor, byte_offset: int, data: memoryview) -> None:
 
 
 class Step:
-    """A function of tensors, captured once: its kernels compiled, then launched together from fixed buffers.
+    """A function of tensors, captured once: its kernels compiled, then launched together from fixed
+    buffers.
 
-    The inputs are real buffers that stay where they are; what changes between calls is copied into them. A captured step
-    pickles without them, so that another process can give it its own.
+    The inputs are real buffers that stay where they are; what changes between calls is copied into
+    them. A captured step pickles without them, so that another process can give it its own.
     """
 
     def __init__(self, captured: CapturedJit, inputs: list[Tensor]) -> None:
@@ -67,9 +76,12 @@ class Step:
     @disable_gc()
     def capture(cls, function: Callable[[], tuple[Tensor, ...]], inputs: list[Tensor]) -> "Step":
         """Captures `function`, which may use any of `inputs` and no other buffer. Runs nothing."""
-        # As TinyJit captures, less the run at the end, which costs seconds where it goes kernel by kernel.
+        # As TinyJit captures, less the run at the end, which costs seconds where it goes kernel by
+        # kernel.
         linears: list[UOp] = []
-        capturing.append(SimpleNamespace(add_linear=lambda linear, _variables: linears.append(linear)))
+        capturing.append(
+            SimpleNamespace(add_linear=lambda linear, _variables: linears.append(linear))
+        )
         try:
             outputs = function()
             Tensor.realize(*outputs)
@@ -83,7 +95,9 @@ class Step:
 
     @classmethod
     def loads(cls, pickled: bytes, inputs: list[Tensor]) -> "Step":
-        """A step that another process captured, on these inputs, which are of the same shapes in the same order."""
+        """A step that another process captured, on these inputs, which are of the same shapes in
+        the same order.
+        """
         captured = pickle.loads(pickled)
         if not isinstance(captured, CapturedJit):
             raise ValueError(f"a captured step expected, found {type(captured).__name__}")
@@ -96,7 +110,9 @@ class Step:
         return pickle.dumps(self._captured)
 
     def __call__(self) -> tuple[Tensor, ...]:
-        """Launches the kernels; the tensors returned hold what they computed until the next call."""
+        """Launches the kernels; the tensors returned hold what they computed until the next
+        call.
+        """
         if not self._is_on_cpu:
             return self._captured(list(self._inputs), {})
         if self._commands is None:

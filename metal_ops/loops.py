@@ -1,8 +1,10 @@
-"""Kernels written as loop nests, top to bottom, that tinygrad's own code generator turns into one kernel on any device.
+"""Kernels written as loop nests, top to bottom, that tinygrad's own code generator turns into one
+kernel on any device.
 
-`reference()` of the ops is written so for three reasons. A loop may end at a number read from the round's table, so one
-compiled form serves every context length and every split of rows over experts. Stores touch only the rows they name. And
-a row's sum runs in the same order at every width, so its bits do not depend on who shares the round.
+`reference()` of the ops is written so for three reasons. A loop may end at a number read from the
+round's table, so one compiled form serves every context length and every split of rows over
+experts. Stores touch only the rows they name. And a row's sum runs in the same order at every
+width, so its bits do not depend on who shares the round.
 
     def body(loops, out, x):
         with loops.over(rows) as t:
@@ -14,12 +16,13 @@ a row's sum runs in the same order at every width, so its bits do not depend on 
 
     out, = loop_kernel("row_sum", body, writes=[Tensor.empty(rows)], reads=[x])
 
-tinygrad's graph has no statement order, only dependencies. `Loops` keeps the order the text shows: a load follows the last
-store to its array, and what a loop stored is complete where the loop ends. The one order it cannot keep is that of a store
-after a load whose value is used later still: such a load has to be made by `keep`, and a store that finds another raises.
+tinygrad's graph has no statement order, only dependencies. `Loops` keeps the order the text shows:
+a load follows the last store to its array, and what a loop stored is complete where the loop ends.
+The one order it cannot keep is that of a store after a load whose value is used later still: such a
+load has to be made by `keep`, and a store that finds another raises.
 
-NOTE: tinygrad's internals (`UOp`) are touched here, in `launch.py` and in `commands.py`: that interface is alpha, and pinned.
-The ops see UOps only as values to calculate with.
+NOTE: tinygrad's internals (`UOp`) are touched here, in `launch.py` and in `commands.py`: that
+interface is alpha, and pinned. The ops see UOps only as values to calculate with.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,11 +39,14 @@ Index = UOp | int
 
 
 class Array:
-    """A buffer of the kernel: an argument, or local to the innermost loop it was made in. Read and written by index."""
+    """A buffer of the kernel: an argument, or local to the innermost loop it was made in. Read and
+    written by index.
+    """
 
     def __init__(self, loops: "Loops", buffer: UOp, shape: tuple[int, ...]) -> None:
         self.loops = loops
-        # NOTE: indexes are flattened here, because tinygrad takes a modulo where it cannot prove one to be in range.
+        # NOTE: indexes are flattened here, because tinygrad takes a modulo where it cannot prove
+        # one to be in range.
         self.buffer = buffer.base
         self.dtype = buffer.dtype
         self.strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
@@ -68,7 +74,9 @@ class Array:
     def __setitem__(self, index: Index | tuple[Index, ...], value: UOp | float) -> None:
         used = value.backward_slice_with_self if isinstance(value, UOp) else {}
         if any(load not in used for load in self.loads):
-            raise ValueError("a value loaded from this array may be used after this store to it: keep() it")
+            raise ValueError(
+                "a value loaded from this array may be used after this store to it: keep() it"
+            )
         if isinstance(value, UOp):
             value = value.cast(self.dtype)
         self.stored = self._at(index, *self.ended).store(value)
@@ -89,7 +97,8 @@ class Share:
 
 
 class Loops:
-    """The loop nest being written: which loops are open, and which arrays each of them loaded and stored.
+    """The loop nest being written: which loops are open, and which arrays each of them loaded and
+    stored.
 
     num_threads: those of a CPU; none on a device that has a thread for every iteration.
     """
@@ -128,7 +137,8 @@ class Loops:
             yield index
             self._leave(index)
             return
-        # A range must not depend on another one, so a loop with an end from memory counts for itself.
+        # A range must not depend on another one, so a loop with an end from memory counts for
+        # itself.
         counter, limit = self.local(1, dtype=dtypes.int32), self.local(1, dtype=dtypes.int32)
         counter[0] = 0
         limit[0] = end
@@ -141,9 +151,11 @@ class Loops:
 
     @contextmanager
     def share(self, count: int) -> Iterator["Share"]:
-        """Divides 0 .. count - 1 over the device's threads; the outermost loop of a kernel, whose parts must not meet.
+        """Divides 0 .. count - 1 over the device's threads; the outermost loop of a kernel, whose
+        parts must not meet.
 
-        A GPU gets a thread for each. On a CPU as many threads as divide the count get a run of them each.
+        A GPU gets a thread for each. On a CPU as many threads as divide the count get a run of them
+        each.
         """
         if self.num_threads is None:
             num_parts, kind = count, AxisType.GLOBAL
@@ -169,7 +181,8 @@ class Loops:
         for array in stored:
             array.stored = done
         for array, load in loaded:
-            # What was loaded in the loop was used in it; what was loaded before may be used after it still.
+            # What was loaded in the loop was used in it; what was loaded before may be used after
+            # it still.
             array.loads = [pending for pending in array.loads if pending is not load]
             array.ended.append(done)
         self.stored[-1] += stored
@@ -177,7 +190,9 @@ class Loops:
 
 
 def num_threads(device: str) -> int | None:
-    """How many threads run a kernel's parts: those of tinygrad's CPU device; none stands for a GPU."""
+    """How many threads run a kernel's parts: those of tinygrad's CPU device; none stands for a
+    GPU.
+    """
     renderer = Device[device].renderer
     if renderer.has_threads:
         return NUM_CPU_THREADS.value
@@ -189,8 +204,9 @@ def loop_kernel(
 ) -> list[Tensor]:
     """Runs `body(loops, *arrays)` as one kernel; the arrays are those of `writes`, then of `reads`.
 
-    Returns the tensors of `writes` as they are after the kernel. A tensor that must keep what the kernel does not store
-    (a pool of keys, say) is a whole realized buffer; a fresh one is `Tensor.empty`.
+    Returns the tensors of `writes` as they are after the kernel. A tensor that must keep what the
+    kernel does not store (a pool of keys, say) is a whole realized buffer; a fresh one is
+    `Tensor.empty`.
     """
 
     def kernel(*buffers: UOp) -> UOp:

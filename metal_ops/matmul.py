@@ -4,9 +4,10 @@
     gate_up  out[t, n] = silu(round(sum_k x[t, k] * w1[n, k])) * round(sum_k x[t, k] * w3[n, k])
     embed    out[t, k] = weight[token[t], k]
 
-x (T, K) in the compute type, weights (N, K), out in the compute type unless asked for as fp32. Sums in fp32. `round` is to
-the compute type, and so is the result of each further step, as in transformers and MLX. Weights are read once a pass over
-the rows, 2 N K bytes in bf16; 2 T N K operations.
+x (T, K) in the compute type, weights (N, K), out in the compute type unless asked for as fp32. Sums
+in fp32. `round` is to the compute type, and so is the result of each further step, as in
+transformers and MLX. Weights are read once a pass over the rows, 2 N K bytes in bf16; 2 T N K
+operations.
 """
 
 from tinygrad import Tensor, dtypes
@@ -18,12 +19,14 @@ from metal_ops.loops import Array, Index, Loops, loop_kernel
 from metal_ops.rows import Rows, Weight, parts
 from metal_ops.sums import largest_divisor, products
 
-# A tile of 4 rows by 4 outputs of 16 lanes is 16 AVX-512 accumulators: measured 72-80 GFLOP/s on one Zen 4 core,
-# against 63 for 8 x 2 and 28 for tiles that do not fit the registers.
+# A tile of 4 rows by 4 outputs of 16 lanes is 16 AVX-512 accumulators: measured 72-80 GFLOP/s on
+# one Zen 4 core, against 63 for 8 x 2 and 28 for tiles that do not fit the registers.
 TILE_SIZES = (4, 2)
-# From this many rows on, unpacking a weight's rows to fp32 first costs less than converting them for each tile of rows.
+# From this many rows on, unpacking a weight's rows to fp32 first costs less than converting them
+# for each tile of rows.
 NUM_ROWS_TO_UNPACK = 8
-# Rows of x that stay in the second-level cache while the weight passes by are as many as fit into this.
+# Rows of x that stay in the second-level cache while the weight passes by are as many as fit into
+# this.
 CACHED_BYTES = 640 << 10
 
 
@@ -45,7 +48,9 @@ def matmul(
 
 
 def project(x: Tensor, weights: list[Weight]) -> list[Tensor]:
-    """x (T, K) times each of several weights (N, K): queries, keys and values are one launch where a kernel serves them."""
+    """x (T, K) times each of several weights (N, K): queries, keys and values are one launch where
+    a kernel serves them.
+    """
     return [matmul(x, weight) for weight in weights]
 
 
@@ -76,9 +81,13 @@ def swiglu_tile(
 
 
 class TileRows:
-    """A tile of a weight's rows inside a kernel: converted as they are used, or unpacked to fp32 first."""
+    """A tile of a weight's rows inside a kernel: converted as they are used, or unpacked to fp32
+    first.
+    """
 
-    def __init__(self, loops: Loops, rows: Rows, first: tuple[Index, ...], tile: int, is_unpacked: bool) -> None:
+    def __init__(
+        self, loops: Loops, rows: Rows, first: tuple[Index, ...], tile: int, is_unpacked: bool
+    ) -> None:
         self.rows, self.first = rows, first
         self.run, self.group = (rows.width, 1) if is_unpacked else (rows.run, rows.group)
         self.unpacked = loops.local(tile, rows.width) if is_unpacked else None
@@ -96,7 +105,9 @@ class TileRows:
 def for_each_tile(loops: Loops, num_rows: int, weights: list[Rows], num_outputs: int, tile) -> None:
     """Calls tile(row, output, num_rows, num_outputs, weight tiles) for every tile of a product."""
     num_cached = CACHED_BYTES // (weights[0].width * dtypes.float32.itemsize)
-    num_cached = largest_divisor(num_rows, tuple(n for n in (256, 128, 64, 32, 16, 8, 4, 2) if n <= num_cached))
+    num_cached = largest_divisor(
+        num_rows, tuple(n for n in (256, 128, 64, 32, 16, 8, 4, 2) if n <= num_cached)
+    )
     is_unpacked = num_rows >= NUM_ROWS_TO_UNPACK or any(rows.is_streamed for rows in weights)
     rows_tile = largest_divisor(num_rows, TILE_SIZES)
     # Few rows wait for memory, which delivers one row of the weight after the other best.
@@ -104,7 +115,9 @@ def for_each_tile(loops: Loops, num_rows: int, weights: list[Rows], num_outputs:
     with loops.share(num_outputs // outputs_tile) as share:
         with loops.over(num_rows // num_cached) as block, loops.over(share.size) as i:
             output = share[i] * outputs_tile
-            tiles = [TileRows(loops, rows, (output,), outputs_tile, is_unpacked) for rows in weights]
+            tiles = [
+                TileRows(loops, rows, (output,), outputs_tile, is_unpacked) for rows in weights
+            ]
             with loops.over(num_cached // rows_tile) as t:
                 tile(block * num_cached + t * rows_tile, output, rows_tile, outputs_tile, tiles)
 
@@ -122,10 +135,18 @@ def matmul_reference(
         bias_array = next(extra) if bias is not None else None
         residual_array = next(extra) if residual is not None else None
 
-        def tile(row: UOp, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]):
+        def tile(
+            row: UOp, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]
+        ):
             sums = products(
-                loops, num_tile_rows, num_tile_outputs, width,
-                lambda a, k: x[row + a, k].cast(dtypes.float), tiles[0], tiles[0].run, tiles[0].group,
+                loops,
+                num_tile_rows,
+                num_tile_outputs,
+                width,
+                lambda a, k: x[row + a, k].cast(dtypes.float),
+                tiles[0],
+                tiles[0].run,
+                tiles[0].group,
             )
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
                 value = sums[a, b]
@@ -151,11 +172,19 @@ def gate_up_reference(x: Tensor, w1: Weight, w3: Weight) -> Tensor:
         split = len(parts(w1))
         weights = [Rows(w1, list(arrays[:split])), Rows(w3, list(arrays[split:]))]
 
-        def tile(row: UOp, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]):
+        def tile(
+            row: UOp, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]
+        ):
             gate, up = (
                 products(
-                    loops, num_tile_rows, num_tile_outputs, width,
-                    lambda a, k: x[row + a, k].cast(dtypes.float), weight_tile, weight_tile.run, weight_tile.group,
+                    loops,
+                    num_tile_rows,
+                    num_tile_outputs,
+                    width,
+                    lambda a, k: x[row + a, k].cast(dtypes.float),
+                    weight_tile,
+                    weight_tile.run,
+                    weight_tile.group,
                 )
                 for weight_tile in tiles
             )

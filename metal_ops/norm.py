@@ -2,8 +2,9 @@
 
     out[t, c] = round(x[t, c] / sqrt(mean(x[t]^2) + eps)) * weight[c]
 
-x (T, C) in the compute type, weight (C), out (T, C) or (N, C) in the compute type. The mean is taken in fp32; the normed
-value is rounded to the compute type before the weight, as transformers and MLX do. Reads x twice, writes it once.
+x (T, C) in the compute type, weight (C), out (T, C) or (N, C) in the compute type. The mean is
+taken in fp32; the normed value is rounded to the compute type before the weight, as transformers
+and MLX do. Reads x twice, writes it once.
 """
 
 from tinygrad import Tensor, dtypes
@@ -20,7 +21,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return reference(x, weight, eps)
 
 
-def rms_norm_drawn(x: Tensor, weight: Tensor, eps: float, table: Tensor, capacity: Capacity) -> Tensor:
+def rms_norm_drawn(
+    x: Tensor, weight: Tensor, eps: float, table: Tensor, capacity: Capacity
+) -> Tensor:
     """RMSNorm of the N drawn rows of x (T, C), in the table's order: (N, C)."""
     expect("rms_norm_drawn", "weight", weight, x.shape[-1:])
     expect("rms_norm_drawn", "table", table, (capacity.table_size,), (dtypes.int32,))
@@ -28,7 +31,11 @@ def rms_norm_drawn(x: Tensor, weight: Tensor, eps: float, table: Tensor, capacit
 
 
 def reference(
-    x: Tensor, weight: Tensor, eps: float, table: Tensor | None = None, capacity: Capacity | None = None
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    table: Tensor | None = None,
+    capacity: Capacity | None = None,
 ) -> Tensor:
     width = x.shape[-1]
     num_rows = x.shape[0] if capacity is None else capacity.drawn
@@ -38,7 +45,9 @@ def reference(
             t = share[i]
             row = capacity.drawn_row(table[0], t) if table else t
             scale = loops.local(1)
-            squares = total(loops, width, lambda c: x[row, c].cast(dtypes.float) * x[row, c].cast(dtypes.float))
+            squares = total(
+                loops, width, lambda c: x[row, c].cast(dtypes.float) * x[row, c].cast(dtypes.float)
+            )
             scale[0] = (squares / width + eps).rsqrt()
             with loops.over(width) as c:
                 normed = (x[row, c].cast(dtypes.float) * scale[0]).cast(x.dtype)

@@ -1,11 +1,12 @@
 """store_qkv: q/k norm, RoPE, and the write of keys and values into the slots' extents.
 
-    q_out[t, h] = rope(rms_norm(q[t, h]) * q_weight, position[t])
-    keys[base + position] = rope(rms_norm(k[t]) * k_weight, position),  values[base + position] = v[t]
+    q_out[t, h] = rope(rms_norm(q[t, h]) * q_weight, position[t]) keys[base + position] =
+    rope(rms_norm(k[t]) * k_weight, position),  values[base + position] = v[t]
 
-q (T, H D), k and v (T, K D) in the compute type; q_weight and k_weight (D); angles (context, D) fp32, cos in the first half
-of a row and sin in the second; keys and values (tokens, K, D). RoPE rotates halves (dimension d with d + D/2) in fp32 and
-rounds once. The position comes from the table, never from the row's place in the round.
+q (T, H D), k and v (T, K D) in the compute type; q_weight and k_weight (D); angles (context, D)
+fp32, cos in the first half of a row and sin in the second; keys and values (tokens, K, D). RoPE
+rotates halves (dimension d with d + D/2) in fp32 and rounds once. The position comes from the
+table, never from the row's place in the round.
 """
 
 from tinygrad import Tensor, dtypes
@@ -58,7 +59,15 @@ def reference(
     num_kv_heads, head_dim = keys.shape[1:]
     num_heads, half = q.shape[1] // head_dim, head_dim // 2
 
-    def rotated(loops: Loops, x: Array, row: Index, head: Index, weight: Array, angles: Array, position: Index):
+    def rotated(
+        loops: Loops,
+        x: Array,
+        row: Index,
+        head: Index,
+        weight: Array,
+        angles: Array,
+        position: Index,
+    ):
         """The normed and rotated head as a local array of D fp32 values."""
         compute = x.dtype
 
@@ -94,5 +103,7 @@ def reference(
 
     q_out = Tensor.empty(capacity.rows, num_heads, head_dim, dtype=q.dtype, device=q.device)
     reads = [q, k, v, q_weight, k_weight, angles, table]
-    q_out, keys, values = loop_kernel(f"store_qkv_{capacity.rows}_{num_heads}", body, [q_out, keys, values], reads)
+    q_out, keys, values = loop_kernel(
+        f"store_qkv_{capacity.rows}_{num_heads}", body, [q_out, keys, values], reads
+    )
     return q_out, keys, values

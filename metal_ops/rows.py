@@ -1,4 +1,6 @@
-"""Rows of a stored weight inside a kernel: a plain matrix, or one packed in groups of 2 to 8 bits."""
+"""Rows of a stored weight inside a kernel: a plain matrix, or one packed in groups of 2 to 8
+bits.
+"""
 
 from tinygrad import Tensor, dtypes
 from tinygrad.uop.ops import UOp
@@ -26,7 +28,9 @@ class Rows:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether codes may lie across words, so that a row has to be unpacked before it is used."""
+        """Whether codes may lie across words, so that a row has to be unpacked before it is
+        used.
+        """
         return isinstance(self.weight, QuantizedMatrix) and 32 % self.weight.bits != 0
 
     @property
@@ -47,7 +51,10 @@ class Rows:
         bits, group = self.weight.bits, k // self.weight.group_size
         shift = (k % self.run * bits).cast(dtypes.uint32)
         code = (codes[*index, k // self.run] >> shift) & ((1 << bits) - 1)
-        scale, bias = scales[*index, group].cast(dtypes.float), biases[*index, group].cast(dtypes.float)
+        scale, bias = (
+            scales[*index, group].cast(dtypes.float),
+            biases[*index, group].cast(dtypes.float),
+        )
         return code.cast(dtypes.float) * scale + bias
 
     def unpack(self, loops: Loops, index: tuple[Index, ...], into: Array, *at: Index) -> None:
@@ -57,11 +64,17 @@ class Rows:
             return
         group = self.group if self.group > 1 else self.width
         run = min(self.run, group)
-        with loops.over(self.width // group) as outer, loops.over(group // run) as word, loops.over(run) as i:
+        with (
+            loops.over(self.width // group) as outer,
+            loops.over(group // run) as word,
+            loops.over(run) as i,
+        ):
             k = outer * group + word * run + i
             into[*at, k] = self.value(index, k)
 
-    def _unpack_stream(self, loops: Loops, index: tuple[Index, ...], into: Array, *at: Index) -> None:
+    def _unpack_stream(
+        self, loops: Loops, index: tuple[Index, ...], into: Array, *at: Index
+    ) -> None:
         """3, 5 and 6 bits: a code may begin in one word and end in the next."""
         codes, scales, biases = self.arrays
         bits = self.weight.bits
@@ -75,4 +88,6 @@ class Rows:
             high = (codes[*index, (word + 1).minimum(last_word)] << 1) << (31 - shift)
             code = (low | high) & ((1 << bits) - 1)
             scale = scales[*index, group].cast(dtypes.float)
-            into[*at, k] = code.cast(dtypes.float) * scale + biases[*index, group].cast(dtypes.float)
+            into[*at, k] = code.cast(dtypes.float) * scale + biases[*index, group].cast(
+                dtypes.float
+            )

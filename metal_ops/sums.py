@@ -1,8 +1,9 @@
 """Sums in a fixed order, shared by the kernels of `reference()`.
 
-Every sum runs in up to 16 lanes, each over every 16th term from the first to the last, and then pairs the lanes off,
-upper half onto lower. The order depends on the number of terms alone, never on how many rows or outputs a kernel takes
-at once. 16 fp32 lanes are one AVX-512 register or two AVX2 ones; the code generator's C compiler vectorises the lane loop.
+Every sum runs in up to 16 lanes, each over every 16th term from the first to the last, and then
+pairs the lanes off, upper half onto lower. The order depends on the number of terms alone, never on
+how many rows or outputs a kernel takes at once. 16 fp32 lanes are one AVX-512 register or two AVX2
+ones; the code generator's C compiler vectorises the lane loop.
 """
 
 from collections.abc import Callable
@@ -26,10 +27,11 @@ def num_lanes(num_terms: int) -> int:
 
 
 def pair_off(loops: Loops, lanes: Array, num: int, *outer: int) -> None:
-    """Leaves in `lanes[..., 0]` the total of `lanes[..., :num]`, upper half added onto lower until one is left.
+    """Leaves in `lanes[..., 0]` the total of `lanes[..., :num]`, upper half added onto lower until
+    one is left.
 
-    `outer` are the sizes of the axes before the lanes. All sums take a step before any takes the next, so that none waits
-    for its own last one.
+    `outer` are the sizes of the axes before the lanes. All sums take a step before any takes the
+    next, so that none waits for its own last one.
     """
     while num > 1:
         num //= 2
@@ -61,10 +63,12 @@ def products(
     run: int = MAX_LANES,
     group: int = MAX_LANES,
 ) -> Array:
-    """sums[a, b] = sum over c of left(a, c) * right(b, c): a tile of a matrix product, (rows, outputs) in fp32.
+    """sums[a, b] = sum over c of left(a, c) * right(b, c): a tile of a matrix product, (rows,
+    outputs) in fp32.
 
-    Each sum is that of `total`, whatever the tile: a row's bits are the same alone or beside others. run and
-    group: how many consecutive terms share a word of a packed row, and how many a scale; loops are cut there.
+    Each sum is that of `total`, whatever the tile: a row's bits are the same alone or beside
+    others. run and group: how many consecutive terms share a word of a packed row, and how many a
+    scale; loops are cut there.
     """
     num = num_lanes(num_terms)
     run, group = min(run, num), max(group, num)

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive tokens of one stream: a decode step, a window of drafted tokens or a chunk of a prompt.
+    """Consecutive tokens of one stream: a decode step, a window of drafted tokens or a chunk of a
+    prompt.
 
-    slot: which state it reads and writes; base: where the slot's keys and values start in the pool; start: the absolute
-    position of its first token, which is how many the slot holds already; num_drawn: how many of its last rows have their
-    logits computed.
+    slot: which state it reads and writes; base: where the slot's keys and values start in the pool;
+    start: the absolute position of its first token, which is how many the slot holds already;
+    num_drawn: how many of its last rows have their logits computed.
     """
 
     slot: int

@@ -1,4 +1,6 @@
-"""Runners over checkpoints for tests: no tokenizer needed, all state NaN at first, steps shared between tests."""
+"""Runners over checkpoints for tests: no tokenizer needed, all state NaN at first, steps shared
+between tests.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -52,7 +54,9 @@ def build_runner(
     poison(state)
     model = LFM2(config, weights, compute, DEVICE, NUM_TOKENS)
     key = model_key(model, state, DEVICE)
-    runner = (Runner if capacity is None else PinnedRunner)(model, state, DEVICE, Artifacts(steps, key, fail), compiling)
+    runner = (Runner if capacity is None else PinnedRunner)(
+        model, state, DEVICE, Artifacts(steps, key, fail), compiling
+    )
     runner.capacity = capacity
     return runner
 
@@ -74,13 +78,17 @@ def run(runner: Runner, *segments: Segment) -> list[np.ndarray]:
     return np.split(drawn.logits(), ends[:-1])
 
 
-def segment(slot: int, base: int, start: int, tokens: Sequence[int], num_drawn: int | None = None) -> Segment:
+def segment(
+    slot: int, base: int, start: int, tokens: Sequence[int], num_drawn: int | None = None
+) -> Segment:
     """A segment whose rows are all drawn, unless told otherwise."""
     tokens = tuple(map(int, tokens))
     return Segment(slot, base, start, tokens, len(tokens) if num_drawn is None else num_drawn)
 
 
-def chunked(runner: Runner, slot: int, base: int, tokens: Sequence[int], sizes: Iterable[int]) -> np.ndarray:
+def chunked(
+    runner: Runner, slot: int, base: int, tokens: Sequence[int], sizes: Iterable[int]
+) -> np.ndarray:
     """Every row's logits of a fresh stream that is fed in chunks of these sizes."""
     rows, start = [], 0
     for size in sizes:

@@ -1,4 +1,6 @@
-"""MLX-packed copies of tiny checkpoints, written from the definition of the packing and from nothing else."""
+"""MLX-packed copies of tiny checkpoints, written from the definition of the packing and from
+nothing else.
+"""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +17,8 @@ ROUTER_BITS = 8
 
 
 def write_packed_pair(folder: Path, config: dict, bits: Sequence[int]) -> tuple[Path, Path]:
-    """Two checkpoints of one model: with every matrix packed, and with the float32 values that the codes stand for.
+    """Two checkpoints of one model: with every matrix packed, and with the float32 values that the
+    codes stand for.
 
     bits: those of one matrix after the other, in turn; the router's are 8.
     """
@@ -38,7 +41,9 @@ def write_packed_pair(folder: Path, config: dict, bits: Sequence[int]) -> tuple[
 
 
 def packed(value: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes (..., K), scales and biases (..., K / group); every other group counts down from its largest value."""
+    """Codes (..., K), scales and biases (..., K / group); every other group counts down from its
+    largest value.
+    """
     groups = value.reshape(*value.shape[:-1], -1, GROUP_SIZE)
     low, high = groups.min(-1), groups.max(-1)
     is_down = np.arange(low.size).reshape(low.shape) % 2 == 1
@@ -49,7 +54,9 @@ def packed(value: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def words(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes (..., K) as uint32 words (..., K * bits / 32): each row one little-endian stream of bits."""
+    """Codes (..., K) as uint32 words (..., K * bits / 32): each row one little-endian stream of
+    bits.
+    """
     stream = codes[..., None] >> np.arange(bits, dtype=np.uint32) & 1  # (..., K, bits)
     stream = stream.reshape(*codes.shape[:-1], -1).astype(np.uint8)
     return np.packbits(stream, axis=-1, bitorder="little").view("<u4")

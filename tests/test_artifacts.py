@@ -41,14 +41,16 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def kept(folder, tmp_path_factory):
-    """A folder of steps that two processes filled at once, what they compiled, and the row they computed."""
+    """A folder of steps that two processes filled at once, what they compiled, and the row they
+    computed.
+    """
     steps = tmp_path_factory.mktemp("kept")
     rows = [steps.parent / f"row{i}.npy" for i in range(2)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", ROW_IN_A_PROCESS, folder, steps, row], env=environment, cwd=steps.parent,
-            stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", ROW_IN_A_PROCESS, folder, steps, row],
+            env=environment, cwd=steps.parent, stdout=subprocess.PIPE, text=True,
         )
         for row in rows
     ]  # fmt: skip
@@ -75,7 +77,9 @@ def step_of(steps):
 
 
 def compiled_for_a_row(folder, steps, kept) -> int:
-    """How many forms had to be compiled for the row, whose logits are those of every other process."""
+    """How many forms had to be compiled for the row, whose logits are those of every other
+    process.
+    """
     compiled = []
     row = run(build_runner(folder, steps, compiling=compiled.append), segment(0, 0, 0, [5]))[0]
     np.testing.assert_array_equal(row, kept[2])
@@ -108,12 +112,18 @@ DAMAGE = {
     "empty": lambda content, _: b"",
     "cut in the head": lambda content, _: content[:20],
     "cut": lambda content, _: content[: len(content) // 2],
-    "a byte flipped": lambda content, _: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
+    "a byte flipped": lambda content, _: (
+        content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
+    ),
     "another version": lambda content, _: b"lfm2 step 0\n" + content[len(MAGIC) :],
     "no pickle": lambda _, artifacts: signed(artifacts, b"not a pickle at all"),
     "half a pickle": lambda content, artifacts: signed(artifacts, content[HEAD_BYTES:][:5000]),
-    "a pickle of what is not installed": lambda _, artifacts: signed(artifacts, b"cno_such_module\nThing\n."),
-    "made for something else": lambda content, artifacts: signed(of_another_model(artifacts), content[HEAD_BYTES:]),
+    "a pickle of what is not installed": lambda _, artifacts: signed(
+        artifacts, b"cno_such_module\nThing\n."
+    ),
+    "made for something else": lambda content, artifacts: signed(
+        of_another_model(artifacts), content[HEAD_BYTES:]
+    ),
 }
 
 
@@ -144,11 +154,16 @@ def test_what_shapes_a_step_is_part_of_its_name(tmp_path):
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"norm_eps": 1e-6}))
     loads = [(DEMO, {}), (DEMO, {"dtype": "float32"}), (DEMO, {"context": 100}), (other, {})]
-    keys = {lfm2.load(name, device=DEVICE, cache=False, **options).runner.artifacts.model_key for name, options in loads}
+    keys = {
+        lfm2.load(name, device=DEVICE, cache=False, **options).runner.artifacts.model_key
+        for name, options in loads
+    }
     assert len(keys) == 4
     assert lfm2.load(device=DEVICE, cache=False).runner.artifacts.model_key in keys
     capacities = (ONE_ROW, Capacity(2, 1, 1), Capacity(2, 2, 2), Capacity(2, 1, 2))
-    paths = {Artifacts(tmp_path, key, fail).path(capacity) for key in keys for capacity in capacities}
+    paths = {
+        Artifacts(tmp_path, key, fail).path(capacity) for key in keys for capacity in capacities
+    }
     assert len(paths) == 16
 
 
@@ -199,7 +214,8 @@ def test_readers_never_see_half_a_step(folder, steps):
     content = step.dumps()
     kept_step = SimpleNamespace(dumps=lambda: content)
     threads = [
-        threading.Thread(target=lambda: [artifacts.save(ONE_ROW, kept_step) for _ in range(30)]) for _ in range(3)
+        threading.Thread(target=lambda: [artifacts.save(ONE_ROW, kept_step) for _ in range(30)])
+        for _ in range(3)
     ]
     for thread in threads:
         thread.start()

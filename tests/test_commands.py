@@ -1,4 +1,6 @@
-"""A captured step on the CPU's threads: the same bits as kernel by kernel, on any number of threads, also interrupted."""
+"""A captured step on the CPU's threads: the same bits as kernel by kernel, on any number of
+threads, also interrupted.
+"""
 
 import signal
 import threading
@@ -19,10 +21,15 @@ pytestmark = pytest.mark.skipif(default_device() != "CPU", reason="command lists
 
 
 def step_of(num_layers, rows=8, width=48):
-    """A chain of divided and undivided kernels, each of which needs all of the one before; its input and its step."""
+    """A chain of divided and undivided kernels, each of which needs all of the one before; its
+    input and its step.
+    """
     rng = np.random.default_rng(0)
     x = empty((rows, width), dtypes.float32, "CPU")
-    weights = [Tensor(rng.standard_normal((width, width)).astype(np.float32)).realize() for _ in range(num_layers)]
+    weights = [
+        Tensor(rng.standard_normal((width, width)).astype(np.float32)).realize()
+        for _ in range(num_layers)
+    ]
     ones = Tensor(np.ones(width, np.float32)).realize()
 
     def mixed(y):

@@ -1,4 +1,6 @@
-"""The Python interface on the built-in model: replies, reuse of a held prompt, refusals, and logits that are not finite."""
+"""The Python interface on the built-in model: replies, reuse of a held prompt, refusals, and logits
+that are not finite.
+"""
 
 import json
 from itertools import islice
@@ -19,7 +21,10 @@ from tests.build import DEMO, GOLDENS, NUM_TOKENS, build_runner
 
 REPLIES = json.loads((GOLDENS / "demo_text.json").read_text(encoding="utf-8"))["replies"]
 QUESTION = "What is the capital of France?"
-STORY = "Once upon a time there was a small red fox called Mia. She lived by the river with her friend Tom, an old bear."
+STORY = (
+    "Once upon a time there was a small red fox called Mia. "
+    "She lived by the river with her friend Tom, an old bear."
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +55,16 @@ def test_load_and_ask(steps):
     model = lfm2.load(device="CPU", dtype="float32", cache=steps)
     reply = model.generate(QUESTION)
     assert reply.text == "The capital of France is Paris."
-    assert (reply.finish_reason, reply.num_prompt_tokens, reply.num_reused_tokens) == ("stop", 17, 0)
+    assert (reply.finish_reason, reply.num_prompt_tokens, reply.num_reused_tokens) == (
+        "stop",
+        17,
+        0,
+    )
 
 
-@pytest.mark.parametrize("golden", REPLIES, ids=lambda golden: golden["messages"][-1]["content"][:20])
+@pytest.mark.parametrize(
+    "golden", REPLIES, ids=lambda golden: golden["messages"][-1]["content"][:20]
+)
 def test_replies_equal_those_of_other_engines(golden, fresh):
     stream = fresh().stream(golden["messages"], max_tokens=120)
     assert "".join(stream) == golden["reply_text"] == stream.reply.text
@@ -86,15 +97,22 @@ def test_the_same_prompt_twice(fresh):
     model = fresh()
     for text, num_tokens in ((STORY, len(model.encode(STORY, raw=True))), ("<|startoftext|>", 1)):
         model = fresh()
-        first, second = (model.generate(text, raw=True, max_tokens=6, num_logprobs=5) for _ in range(2))
+        first, second = (
+            model.generate(text, raw=True, max_tokens=6, num_logprobs=5) for _ in range(2)
+        )
         assert second.draws == first.draws
-        assert (first.num_prompt_tokens, first.num_reused_tokens, second.num_reused_tokens) == (num_tokens, 0, num_tokens - 1)
+        assert (first.num_prompt_tokens, first.num_reused_tokens, second.num_reused_tokens) == (
+            num_tokens,
+            0,
+            num_tokens - 1,
+        )
 
 
 def test_prompts_that_part_late_early_and_in_the_middle(fresh):
     """Whatever came before, the reply is that of a model that holds nothing."""
     texts = [
-        f"{STORY} One day Mia", f"{STORY} But Tom", f"{STORY} One day Mia", STORY.replace("small", "big"),
+        f"{STORY} One day Mia", f"{STORY} But Tom", f"{STORY} One day Mia",
+        STORY.replace("small", "big"),
         STORY, f"{STORY} One day Mia", "Tom", "Mia", STORY[:40],
     ]  # fmt: skip
     cold = {text: asked(fresh(), text) for text in texts}
@@ -108,12 +126,16 @@ def test_prompts_that_part_late_early_and_in_the_middle(fresh):
 
 
 def test_what_the_ring_no_longer_reaches_is_run_again(fresh):
-    """A reply of more tokens than can be dropped again, then the same prompt: only what was dropped decides."""
+    """A reply of more tokens than can be dropped again, then the same prompt: only what was dropped
+    decides.
+    """
     cold = asked(fresh(), STORY)
     for num_tokens, is_reused in ((33, True), (34, False)):
         model = fresh()
         # The prompt's last token is always run again, and a reply's last one was not run.
-        model.generate(STORY, raw=True, max_tokens=num_tokens - 1, logit_bias={2: -np.inf, 7: -np.inf})
+        model.generate(
+            STORY, raw=True, max_tokens=num_tokens - 1, logit_bias={2: -np.inf, 7: -np.inf}
+        )
         reply = model.generate(STORY, raw=True, max_tokens=8)
         assert (reply.num_reused_tokens > 0, reply.tokens) == (is_reused, cold)
 
@@ -121,7 +143,10 @@ def test_what_the_ring_no_longer_reaches_is_run_again(fresh):
 def test_a_chats_next_turn_runs_only_what_is_new(fresh):
     model, chat = fresh(), [{"role": "user", "content": QUESTION}]
     first = model.generate(chat)
-    chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "What is 27 + 48?"}]
+    chat += [
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": "What is 27 + 48?"},
+    ]
     second = model.generate(chat)
     assert second.num_reused_tokens == first.num_prompt_tokens + len(first.tokens) - 1
     assert second.tokens == fresh().generate(chat).tokens
@@ -131,7 +156,9 @@ def test_a_chats_next_turn_runs_only_what_is_new(fresh):
 
 
 @pytest.mark.parametrize("num_calls, is_kept", [(1, False), (3, True)])
-def test_an_abandoned_or_broken_reply_does_not_show_in_the_next(fresh, runner, monkeypatch, num_calls, is_kept):
+def test_an_abandoned_or_broken_reply_does_not_show_in_the_next(
+    fresh, runner, monkeypatch, num_calls, is_kept
+):
     """Broken off in the prompt, the slot holds nothing; in a later token, what it held before."""
     cold = asked(fresh(), QUESTION)
     model = fresh()
@@ -164,7 +191,10 @@ def test_a_stream_that_is_left_goes_on_where_it_was(fresh):
     assert list(stream) == []
 
 
-@pytest.mark.parametrize("later", [lambda model: model.generate("b", raw=True, max_tokens=1), lambda model: model.logits([1])])
+@pytest.mark.parametrize(
+    "later",
+    [lambda model: model.generate("b", raw=True, max_tokens=1), lambda model: model.logits([1])],
+)
 def test_a_later_call_ends_a_stream(later, fresh):
     model = fresh()
     stream = iter(model.stream(STORY, raw=True))
@@ -184,7 +214,9 @@ def test_a_later_call_ends_the_reading_of_logits(fresh):
 
 
 def test_stops(fresh):
-    """At a stop string, which is not part of the text; at max_tokens; at an end token, which is not either."""
+    """At a stop string, which is not part of the text; at max_tokens; at an end token, which is not
+    either.
+    """
     reply = fresh().generate(QUESTION, stop=[" Par", "nothing"])
     assert (reply.text, reply.finish_reason) == ("The capital of France is", "stop")
     reply = fresh().generate(QUESTION, max_tokens=3)
@@ -210,14 +242,19 @@ def test_stops(fresh):
         ("Hi", {"raw": True, "system": "Be brief."}, "raw"),
     ],
 )
-def test_requests_that_cannot_be_served_cost_nothing(prompt, options, words, fresh, runner, monkeypatch):
+def test_requests_that_cannot_be_served_cost_nothing(
+    prompt, options, words, fresh, runner, monkeypatch
+):
     monkeypatch.setattr(runner, "run", None)
     with pytest.raises(RequestError, match=words) as error:
         fresh(context=100).generate(prompt, **options)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("ids, words", [([], "no tokens"), ([4096], "token 4096"), ([-1], "token -1"), ([1] * 101, "101 tokens")])
+@pytest.mark.parametrize(
+    "ids, words",
+    [([], "no tokens"), ([4096], "token 4096"), ([-1], "token -1"), ([1] * 101, "101 tokens")],
+)
 def test_tokens_that_cannot_be_run_are_named(ids, words, fresh, runner, monkeypatch):
     monkeypatch.setattr(runner, "run", None)
     with pytest.raises(RequestError, match=words):
@@ -235,7 +272,9 @@ def test_a_reply_may_fill_the_context(fresh):
 
 @pytest.fixture
 def spoil(runner):
-    """Writes bf16 bits over a row of the head, or of another weight, and puts the weights back afterwards."""
+    """Writes bf16 bits over a row of the head, or of another weight, and puts the weights back
+    afterwards.
+    """
     spoiled = []
 
     def write(name: str, row: int, value: np.ndarray) -> None:
@@ -250,9 +289,13 @@ def spoil(runner):
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}, {"num_logprobs": 3}])
-@pytest.mark.parametrize("token, value", [(0, np.nan), (2000, np.nan), (4095, np.nan), (2000, np.inf), (None, np.nan)])
+@pytest.mark.parametrize(
+    "token, value", [(0, np.nan), (2000, np.nan), (4095, np.nan), (2000, np.inf), (None, np.nan)]
+)
 def test_logits_that_are_not_finite_end_the_reply(token, value, sampling, fresh, spoil):
-    """One logit at the start, in the middle, at the end, or all; the model serves on once it is sound."""
+    """One logit at the start, in the middle, at the end, or all; the model serves on once it is
+    sound.
+    """
     if token is None:
         spoil("embedding_norm.weight", 0, np.full(256, value))
     else:
@@ -262,7 +305,9 @@ def test_logits_that_are_not_finite_end_the_reply(token, value, sampling, fresh,
 
 
 def test_ties_go_to_the_lowest_id_on_every_path(fresh, spoil, runner):
-    """Two more rows of the head become that of the winner, 312: one of a lower id and one of a higher."""
+    """Two more rows of the head become that of the winner, 312: one of a lower id and one of a
+    higher.
+    """
     head = runner.model.weights["embed_tokens.weight"].float().numpy()
     for others, winner in (((4000,), 312), ((100, 4000), 100)):
         for other in others:

@@ -1,4 +1,6 @@
-"""Every op's reference() against the float64 oracle, at real sizes and odd ones, and its rows in other company."""
+"""Every op's reference() against the float64 oracle, at real sizes and odd ones, and its rows in
+other company.
+"""
 
 from types import SimpleNamespace
 
@@ -42,7 +44,9 @@ def buffer(array):
 
 
 def assert_same_bits(ours, want):
-    """On the CPU to the bit. A GPU's compiler may join a multiply and an add in one kernel and not in another."""
+    """On the CPU to the bit. A GPU's compiler may join a multiply and an add in one kernel and not
+    in another.
+    """
     if DEVICE == "CPU":
         np.testing.assert_array_equal(ours, want)
     else:
@@ -51,7 +55,12 @@ def assert_same_bits(ours, want):
 
 def ragged(segments, num_slots=4, scratch_base=63):
     """The capacity and the table of a round of (slot, base, start, num_rows, num_drawn)."""
-    round = Round(tuple(Segment(slot, base, start, (5,) * rows, drawn) for slot, base, start, rows, drawn in segments))
+    round = Round(
+        tuple(
+            Segment(slot, base, start, (5,) * rows, drawn)
+            for slot, base, start, rows, drawn in segments
+        )
+    )
     capacity = capacity_of(round)
     _, table = pack(round, capacity, num_slots, scratch_base)
     return capacity, Tensor(table)
@@ -77,7 +86,9 @@ def test_rms_norm_drawn_takes_the_rows_of_the_table():
     np.testing.assert_allclose(ours, oracle.rms_norm(x[[2, 4]], weight, 1e-5), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows, outputs, width", [(1, 97, 64), (5, 48, 96), (8, 12, 67), (64, 20, 128), (3, 1024, 32)])
+@pytest.mark.parametrize(
+    "rows, outputs, width", [(1, 97, 64), (5, 48, 96), (8, 12, 67), (64, 20, 128), (3, 1024, 32)]
+)
 def test_matmul(rows, outputs, width):
     x, weight, bias = values(0, rows, width), values(1, outputs, width), values(2, outputs)
     residual = values(3, rows, outputs)
@@ -122,7 +133,9 @@ def test_packed_matmul_in_any_company(bits):
     weight = packed(bits, bits, 32, 12, 128)
     x = tensor(values(0, 16, 128))
     whole = matmul(x, weight).numpy()
-    np.testing.assert_allclose(whole, x.numpy() @ weight.dequantize().numpy().T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        whole, x.numpy() @ weight.dequantize().numpy().T, rtol=1e-5, atol=1e-5
+    )
     for rows in (1, 4):
         part = matmul(x[3 : 3 + rows].contiguous().realize(), weight).numpy()
         assert_same_bits(part, whole[3 : 3 + rows])
@@ -138,26 +151,38 @@ def test_packed_embed(bits):
 @pytest.mark.parametrize("bits", [4, 5])
 def test_packed_experts_in_any_company(bits):
     """64 rows unpack the experts first, one row converts them as it goes."""
-    w1, w3, w2 = packed(0, bits, 32, 4, 32, 64), packed(1, bits, 32, 4, 32, 64), packed(2, bits, 32, 4, 64, 32)
+    w1, w3, w2 = (
+        packed(0, bits, 32, 4, 32, 64),
+        packed(1, bits, 32, 4, 32, 64),
+        packed(2, bits, 32, 4, 64, 32),
+    )
     x, residual = tensor(values(3, 64, 64)), tensor(values(4, 64, 64))
     chosen = np.argsort(values(5, 64, 4))[:, :2].astype(np.int32)
     weights = np.abs(values(6, 64, 2))
     whole = expert_ffn(x, Tensor(chosen), tensor(weights), w1, w3, w2, residual).numpy()
     one = slice(40, 41)
     alone = expert_ffn(
-        *(tensor(x.numpy()[one]), Tensor(chosen[one]), tensor(weights[one])), w1, w3, w2, tensor(residual.numpy()[one])
+        *(tensor(x.numpy()[one]), Tensor(chosen[one]), tensor(weights[one])),
+        w1,
+        w3,
+        w2,
+        tensor(residual.numpy()[one]),
     ).numpy()
     assert_same_bits(alone, whole[one])
     w1, w3, w2 = (weight.dequantize().numpy() for weight in (w1, w3, w2))
     want = residual.numpy()[40].copy()
     for a, e in enumerate(chosen[40]):
-        want += weights[40, a] * (w2[e] @ (oracle.silu(w1[e] @ x.numpy()[40]) * (w3[e] @ x.numpy()[40])))
+        want += weights[40, a] * (
+            w2[e] @ (oracle.silu(w1[e] @ x.numpy()[40]) * (w3[e] @ x.numpy()[40]))
+        )
     np.testing.assert_allclose(whole[40], want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_taps, channels", [(3, 64), (3, 97), (4, 6), (2, 32)])
 def test_short_conv_over_every_cut(num_taps, channels):
-    """Two streams in one round after another, cut around the number of taps; the ring starts as NaN."""
+    """Two streams in one round after another, cut around the number of taps; the ring starts as
+    NaN.
+    """
     length = 9
     taps, bias = values(0, channels, num_taps), values(1, channels)
     bcx = {0: values(2, length, 3 * channels), 3: values(3, length, 3 * channels)}
@@ -167,7 +192,9 @@ def test_short_conv_over_every_cut(num_taps, channels):
         got = {0: [], 3: []}
         for start in range(0, length, cut):
             end = min(start + cut, length)
-            capacity, table = ragged([(0, 0, start, end - start, 0), (3, 20, start, end - start, 0)])
+            capacity, table = ragged(
+                [(0, 0, start, end - start, 0), (3, 20, start, end - start, 0)]
+            )
             rows = np.zeros((capacity.rows, 3 * channels))
             rows[: end - start] = bcx[0][start:end]
             rows[end - start : 2 * (end - start)] = bcx[3][start:end]
@@ -180,7 +207,9 @@ def test_short_conv_over_every_cut(num_taps, channels):
 
 
 def test_short_conv_rolls_back_by_position():
-    """Rows written again at earlier positions read the ring as if the dropped ones had never been."""
+    """Rows written again at earlier positions read the ring as if the dropped ones had never
+    been.
+    """
     channels, taps = 8, values(0, 8, 3)
     bcx = values(1, 6, 24)
     want = oracle.short_conv(bcx, taps)
@@ -193,14 +222,22 @@ def test_short_conv_rolls_back_by_position():
 
 
 def test_store_qkv_and_attend_over_a_ragged_round():
-    """Two streams with history and a fresh one; every pool row that no stream wrote stays as it was."""
+    """Two streams with history and a fresh one; every pool row that no stream wrote stays as it
+    was.
+    """
     config = SimpleNamespace(head_dim=16, rope_theta=1e4)
-    num_heads, num_kv_heads, head_dim, pool = 6, 2, 16, 64
+    head_dim, pool = 16, 64
     angles = Tensor(rope_angles(config, 64))
     q_weight, k_weight = values(0, head_dim), values(1, head_dim)
-    keys, stored_values = buffer(np.full((pool, 2, 16), np.nan)), buffer(np.full((pool, 2, 16), np.nan))
+    keys, stored_values = (
+        buffer(np.full((pool, 2, 16), np.nan)),
+        buffer(np.full((pool, 2, 16), np.nan)),
+    )
     done = {(0, 0): 0, (1, 20): 0, (2, 61): 0}
-    data = {slot: [values(10 + slot + i, 40, width) for i, width in enumerate((96, 32, 32))] for slot, _ in done}
+    data = {
+        slot: [values(10 + slot + i, 40, width) for i, width in enumerate((96, 32, 32))]
+        for slot, _ in done
+    }
     for take in ({(0, 0): 4, (1, 20): 33}, {(0, 0): 7, (1, 20): 7, (2, 61): 1}):
         segments = [(slot, base, done[slot, base], rows, 0) for (slot, base), rows in take.items()]
         capacity, table = ragged(segments)
@@ -213,13 +250,25 @@ def test_store_qkv_and_attend_over_a_ragged_round():
             row += rows
         q, k, v = (tensor(part) for part in flat)
         q, keys_now, values_now = store_qkv(
-            q, k, v, tensor(q_weight), tensor(k_weight), angles, 1e-5, keys, stored_values, table, capacity
+            q,
+            k,
+            v,
+            tensor(q_weight),
+            tensor(k_weight),
+            angles,
+            1e-5,
+            keys,
+            stored_values,
+            table,
+            capacity,
         )
         out = attend(q, keys_now, values_now, 0.25, table, capacity).numpy()
         row = 0
         for (slot, base), rows in take.items():
             want = attention_of(data[slot], q_weight, k_weight, done[slot, base] + rows)
-            np.testing.assert_allclose(out[row : row + rows], want[done[slot, base] :], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                out[row : row + rows], want[done[slot, base] :], rtol=1e-5, atol=1e-5
+            )
             row += rows
             done[slot, base] += rows
     written = np.isfinite(keys.numpy()).all(axis=(1, 2))
@@ -233,7 +282,9 @@ def attention_of(stream, q_weight, k_weight, length):
     k = oracle.rms_norm(k, k_weight, 1e-5)
     q = np.stack([oracle.rope(row, i, 1e4) for i, row in enumerate(q)])
     k = np.stack([oracle.rope(row, i, 1e4) for i, row in enumerate(k)])
-    return np.stack([oracle.attend(q[i], k[: i + 1], v[: i + 1], 0.25).ravel() for i in range(length)])
+    return np.stack(
+        [oracle.attend(q[i], k[: i + 1], v[: i + 1], 0.25).ravel() for i in range(length)]
+    )
 
 
 @pytest.mark.parametrize("is_normalised, scale", [(True, 1.0), (False, 2.5)])
@@ -257,7 +308,9 @@ def test_route_takes_the_logits_of_its_gate():
 
 def test_route_by_hand():
     """Sigmoid 0.881, 0.731, 0.5, 0.269; the bias changes the choice and not the weights."""
-    chosen, weights = choose_reference(tensor([[2, 1, 0, -1]]), tensor([-1, 0, 0.4, 0]), 2, True, 1.0)
+    chosen, weights = choose_reference(
+        tensor([[2, 1, 0, -1]]), tensor([-1, 0, 0.4, 0]), 2, True, 1.0
+    )
     assert chosen.tolist() == [[2, 1]]
     np.testing.assert_allclose(weights.numpy(), [[0.4061, 0.5939]], atol=1e-4)
 
@@ -283,7 +336,13 @@ def test_expert_ffn(rows, experts, active):
     chosen = np.argsort(values(5, rows, experts))[:, :active]
     weights = np.abs(values(6, rows, active))
     ours = expert_ffn(
-        tensor(x), Tensor(chosen.astype(np.int32)), tensor(weights), tensor(w1), tensor(w3), tensor(w2), tensor(residual)
+        tensor(x),
+        Tensor(chosen.astype(np.int32)),
+        tensor(weights),
+        tensor(w1),
+        tensor(w3),
+        tensor(w2),
+        tensor(residual),
     ).numpy()
     want = residual.copy()
     for t in range(rows):
@@ -356,10 +415,19 @@ def test_a_loop_may_end_at_a_number_read_from_an_array():
 @pytest.mark.parametrize(
     "call, words",
     [
-        (lambda: rms_norm(tensor(np.ones((2, 8))), tensor(np.ones(7)), 1e-5), "weight must have shape (8,), found (7,)"),
-        (lambda: matmul(tensor(np.ones((2, 8))), tensor(np.ones((4, 9)))), "x must have shape (2, 9), found (2, 8)"),
+        (
+            lambda: rms_norm(tensor(np.ones((2, 8))), tensor(np.ones(7)), 1e-5),
+            "weight must have shape (8,), found (7,)",
+        ),
+        (
+            lambda: matmul(tensor(np.ones((2, 8))), tensor(np.ones((4, 9)))),
+            "x must have shape (2, 9), found (2, 8)",
+        ),
         (lambda: argmax(tensor(np.ones((2, 8)), dtypes.half)), "logits must be float, found half"),
-        (lambda: route(tensor(np.ones((2, 8))), tensor(np.ones((4, 8))), None, 5, True, 1.0), "5 active experts of 4"),
+        (
+            lambda: route(tensor(np.ones((2, 8))), tensor(np.ones((4, 8))), None, 5, True, 1.0),
+            "5 active experts of 4",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(call, words):

@@ -1,4 +1,6 @@
-"""Rounds of every make-up: a row's logits are those of its stream alone in one pass, to the bit, in poisoned memory."""
+"""Rounds of every make-up: a row's logits are those of its stream alone in one pass, to the bit, in
+poisoned memory.
+"""
 
 from itertools import permutations, product
 
@@ -68,7 +70,19 @@ def splits(length: int) -> list[tuple[int, ...]]:
     [
         ("moe", "float32", splits(9)),
         ("moe", "bfloat16", [(1,) * 9, (1, 8), (1, 1, 7), (8, 1), (7, 1, 1)]),
-        ("odd", "float32", [(1,) * 9, (3, 1, 3, 1, 1), (1, 4, 4), (4, 4, 1), (4, 1, 4), (3, 3, 3), (1, 1, 1, 3, 3)]),
+        (
+            "odd",
+            "float32",
+            [
+                (1,) * 9,
+                (3, 1, 3, 1, 1),
+                (1, 4, 4),
+                (4, 4, 1),
+                (4, 1, 4),
+                (3, 3, 3),
+                (1, 1, 1, 3, 3),
+            ],
+        ),
     ],
 )
 def test_every_cut_of_a_prompt_gives_the_same_logits(name, dtype, sizes, cases):
@@ -83,20 +97,30 @@ def test_windows_of_every_width_give_the_logits_of_single_rows(cases):
     for width in range(1, MAX_WINDOW + 1):
         tokens = STREAMS[2][: 10 + width]
         rows = chunked(case.fresh(), 1, 40, tokens, (8, 2, width))
-        np.testing.assert_array_equal(rows, case.alone[2][: 10 + width], err_msg=f"window of {width}")
+        np.testing.assert_array_equal(
+            rows, case.alone[2][: 10 + width], err_msg=f"window of {width}"
+        )
 
 
 def test_streams_of_any_length_start_in_one_round_and_go_on(cases):
-    """Lengths below, at and above what the convolution looks back; nothing is padded to the longest."""
+    """Lengths below, at and above what the convolution looks back; nothing is padded to the
+    longest.
+    """
     case = cases()
     runner, lengths = case.fresh(), (1, 2, 6, 7)
-    first = run(runner, *(segment(i, i * EXTENT, 0, STREAMS[i][:length]) for i, length in enumerate(lengths)))
+    first = run(
+        runner,
+        *(segment(i, i * EXTENT, 0, STREAMS[i][:length]) for i, length in enumerate(lengths)),
+    )
     for i, length in enumerate(lengths):
         np.testing.assert_array_equal(first[i], case.alone[i][:length])
     for step in range(3):
         rows = run(
             runner,
-            *(segment(i, i * EXTENT, n + step, STREAMS[i][n + step : n + step + 1]) for i, n in enumerate(lengths)),
+            *(
+                segment(i, i * EXTENT, n + step, STREAMS[i][n + step : n + step + 1])
+                for i, n in enumerate(lengths)
+            ),
         )
         for i, length in enumerate(lengths):
             np.testing.assert_array_equal(rows[i][0], case.alone[i][length + step])
@@ -104,7 +128,9 @@ def test_streams_of_any_length_start_in_one_round_and_go_on(cases):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_order_slots_and_extents_do_not_matter(dtype, cases):
-    """A chunk in the middle of a prompt, a decode step and a prompt's start, in every order; then all slots exchanged."""
+    """A chunk in the middle of a prompt, a decode step and a prompt's start, in every order; then
+    all slots exchanged.
+    """
     case = cases(dtype=dtype)
     for order in permutations((0, 1, 2)):
         for slots, extents in (((0, 1, 2), (0, 1, 2)), ((9, 4, 0), (3, 0, 8))):
@@ -140,7 +166,9 @@ class Tenant:
 
 @pytest.mark.parametrize("dtype, seeds", [("float32", range(20)), ("bfloat16", range(20, 25))])
 def test_random_schedules(dtype, seeds, cases):
-    """Chunks and decode rows of four streams mixed, with steps back, streams that leave early and slots let again."""
+    """Chunks and decode rows of four streams mixed, with steps back, streams that leave early and
+    slots let again.
+    """
     case = cases(dtype=dtype)
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -151,18 +179,24 @@ def test_random_schedules(dtype, seeds, cases):
             segments, expected = [], []
             for i in rng.permutation(4):
                 if i not in tenants or tenants[i].position == LENGTH or rng.random() < 0.05:
-                    tenants[i] = Tenant(int(slots[i]), int(extents[i]) * EXTENT, int(rng.integers(NUM_STREAMS)))
+                    tenants[i] = Tenant(
+                        int(slots[i]), int(extents[i]) * EXTENT, int(rng.integers(NUM_STREAMS))
+                    )
                 made = tenants[i].next_segment(rng, is_all_drawn)
                 end = tenants[i].position
                 segments.append(made)
                 expected.append(case.alone[tenants[i].number][end - made.num_drawn : end])
             for made, rows, wanted in zip(segments, run(runner, *segments), expected):
-                np.testing.assert_array_equal(rows, wanted, err_msg=f"seed {seed}, round {round_number}, {made}")
+                np.testing.assert_array_equal(
+                    rows, wanted, err_msg=f"seed {seed}, round {round_number}, {made}"
+                )
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3])
 def test_a_slot_let_again_starts_afresh(num_rows, cases):
-    """The former tenant left in the middle, or at its end; the new one begins with a few rows, or with one."""
+    """The former tenant left in the middle, or at its end; the new one begins with a few rows, or
+    with one.
+    """
     case = cases()
     for left_at in (1, 2, 9, LENGTH):
         runner = case.fresh()
@@ -187,7 +221,9 @@ def test_slots_drift_apart_from_the_order_of_streams(cases):
 
 @pytest.mark.parametrize("num_dropped", [1, 2, 3, 17, MAX_WINDOW])
 def test_dropped_rows_leave_no_trace(num_dropped, cases):
-    """Wrong tokens up to the widest window, then the right ones from the same position: one by one, and as a chunk."""
+    """Wrong tokens up to the widest window, then the right ones from the same position: one by one,
+    and as a chunk.
+    """
     case = cases()
     wrong = STREAMS[5][:num_dropped]
     for start in (1, 2, 8):
@@ -198,7 +234,9 @@ def test_dropped_rows_leave_no_trace(num_dropped, cases):
             got = []
             position = start
             for size in sizes:
-                got += run(runner, segment(1, 200, position, STREAMS[4][position : position + size]))
+                got += run(
+                    runner, segment(1, 200, position, STREAMS[4][position : position + size])
+                )
                 position += size
             np.testing.assert_array_equal(np.concatenate(got), case.alone[4][start:position])
 
@@ -221,10 +259,18 @@ def test_a_round_writes_its_own_rows_and_the_scratch_only(cases):
 
 def stored_bytes(state: State) -> tuple[dict, dict]:
     """The bits of all state but the scratch: pools (tokens, K D) and rings (slots, R, C)."""
-    pools = {("keys", i): pool for i, pool in state.keys.items()} | {("values", i): pool for i, pool in state.values.items()}
+    pools = {("keys", i): pool for i, pool in state.keys.items()} | {
+        ("values", i): pool for i, pool in state.values.items()
+    }
     return (
-        {name: pool.numpy().view(np.uint32)[:NUM_TOKENS].reshape(NUM_TOKENS, -1).copy() for name, pool in pools.items()},
-        {layer: ring.numpy().view(np.uint32)[:NUM_SLOTS].copy() for layer, ring in state.rings.items()},
+        {
+            name: pool.numpy().view(np.uint32)[:NUM_TOKENS].reshape(NUM_TOKENS, -1).copy()
+            for name, pool in pools.items()
+        },
+        {
+            layer: ring.numpy().view(np.uint32)[:NUM_SLOTS].copy()
+            for layer, ring in state.rings.items()
+        },
     )
 
 
@@ -248,11 +294,15 @@ def test_the_ring_holds_the_gated_input_of_each_position(cases):
     embedded = weights["model.embed_tokens.weight"][list(STREAMS[0][:16])].astype(np.float64)
     normed = oracle.rms_norm(embedded, weights["model.layers.0.operator_norm.weight"], 1e-5)
     b, _, x = np.split(normed @ weights["model.layers.0.conv.in_proj.weight"].T, 3, axis=1)
-    np.testing.assert_allclose(case.runner.state.rings[0].numpy()[0, :16], b * x, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        case.runner.state.rings[0].numpy()[0, :16], b * x, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_picks_and_flags_are_those_of_the_drawn_rows(cases):
-    """The last row of one segment, none of the next, two of the third; spare rows of the form are not handed out."""
+    """The last row of one segment, none of the next, two of the third; spare rows of the form are
+    not handed out.
+    """
     case = cases()
     drawn = case.fresh().run(
         Round(

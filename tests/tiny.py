@@ -190,8 +190,12 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray], dtype: str = "floa
 
 
 def write_checkpoint(
-    folder: Path, config: dict, seed: int = GOLDEN_SEED, dtype: str = "float32",
-    layout: str = "hf", tensors: dict[str, np.ndarray] | None = None,
+    folder: Path,
+    config: dict,
+    seed: int = GOLDEN_SEED,
+    dtype: str = "float32",
+    layout: str = "hf",
+    tensors: dict[str, np.ndarray] | None = None,
 ) -> Path:
     """Writes config.json and model.safetensors; returns the folder.
 
