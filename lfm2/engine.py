@@ -4,35 +4,34 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from tinygrad import Device, dtypes
+from tinygrad import dtypes
 from tinygrad.dtype import DType
 
 from lfm2.artifacts import Artifacts, model_key
 from lfm2.config import Config
-from lfm2.environment import cache_folder, default_device, ensure_compiler, settle_tinygrad
-from lfm2.errors import LFM2Error, RequestError
+from lfm2.device import opened_device
+from lfm2.environment import cache_folder, settle_tinygrad
+from lfm2.errors import RequestError
 from lfm2.hub import resolve
 from lfm2.model import LFM2
+from lfm2.request import ContextFull, Prompt, check_prompt, check_request
 from lfm2.runner import Compiling, Drawn, Form, Runner, bucket
 from lfm2.sampling import Sampling
-from lfm2.state import MAX_WINDOW, State
+from lfm2.state import MAX_ROWS, MAX_WINDOW, State
 from lfm2.stream import Reply, RunSegment, Stream
 from lfm2.tokenizer import Tokenizer
-from lfm2.template import checked_messages
 from lfm2.tokenizer_files import read_generation_config
 from lfm2.weights import Progress, load_weights
 from metal_ops.table import Capacity
 from scheduler.rounds import Round, Segment
 
 # Rows of a prompt that go through the model at once.
-CHUNK = 512
+CHUNK = MAX_ROWS
 # Rows whose logits are computed at once: a row of 65,536 logits is 256 KiB.
 LOGITS_CHUNK = 64
 DEFAULT_CONTEXT = 32768
 DEFAULT_MAX_TOKENS = 512
 DTYPES = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16, "float32": dtypes.float32}
-
-Prompt = str | Sequence[dict]
 
 
 class Model:
@@ -76,26 +75,25 @@ class Model:
         given comes from the checkpoint's generation_config.json. Raises RequestError, before any
         work, for a prompt or an option that cannot be served.
         """
+        check_request(
+            prompt,
+            max_tokens=max_tokens,
+            stop=stop,
+            system=system,
+            tools=tools,
+            raw=raw,
+            **sampling,
+        )
         options = self.sampling.override(**sampling)
         options.check_vocabulary(self.config.vocab_size)
         ids = self.encode(prompt, system=system, tools=tools, raw=raw)
         room = self.context - len(ids)
         if room < 1:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens and the context holds {self.context}, "
-                "reply included"
-            )
+            raise ContextFull(len(ids), self.context)
         if max_tokens is None:
             max_tokens = min(DEFAULT_MAX_TOKENS, room)
-        if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
-            raise RequestError(
-                f"max_tokens is {max_tokens}; it must be a whole number of at least 1"
-            )
         if max_tokens > room:
-            raise RequestError(
-                f"a prompt of {len(ids)} tokens and a reply of {max_tokens} do not fit a context "
-                f"of {self.context}: ask for at most {room} tokens"
-            )
+            raise ContextFull(len(ids), self.context, max_tokens)
         reused = self._reusable(ids)
         run = self._segment_runner(ids[:reused])
         stream = Stream(
@@ -105,6 +103,7 @@ class Model:
             reused,
             CHUNK,
             max_tokens,
+            room,
             () if stop is None else stop,
             options,
         )
@@ -129,16 +128,17 @@ class Model:
         raw: bool = False,
     ) -> list[int]:
         """The token ids of a prompt as `stream` would run it."""
-        if isinstance(prompt, str) and not prompt.strip():
-            raise RequestError("the prompt is empty")
+        check_prompt(prompt, system=system, tools=tools, raw=raw)
         if raw:
-            if not isinstance(prompt, str) or system is not None or tools is not None:
-                raise RequestError("a raw prompt is text, without system prompt and tools")
             return self.tokenizer.encode(prompt)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if system is not None:
-            messages = [{"role": "system", "content": system}, *checked_messages(messages)]
+            messages = [{"role": "system", "content": system}, *messages]
         return self.tokenizer.encode_chat(messages, tools=tools)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of token ids, by default without special tokens such as the end token."""
+        return self.tokenizer.decode(self._in_vocabulary(ids), skip_special)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """The logits of every row, float32 (len(ids), V): row i is what follows ids[: i + 1]."""
@@ -154,11 +154,15 @@ class Model:
             yield start, run(tokens, len(tokens)).logits()
 
     def _checked_ids(self, ids: Sequence[int]) -> list[int]:
-        ids = [int(token) for token in ids]
+        ids = self._in_vocabulary(ids)
         if not ids:
             raise RequestError("no tokens given")
         if len(ids) > self.context:
             raise RequestError(f"{len(ids)} tokens given and the context holds {self.context}")
+        return ids
+
+    def _in_vocabulary(self, ids: Sequence[int]) -> list[int]:
+        ids = [int(token) for token in ids]
         wrong = next((token for token in ids if not 0 <= token < self.config.vocab_size), None)
         if wrong is not None:
             raise RequestError(
@@ -254,20 +258,3 @@ def checked_context(context: int | None, config: Config) -> int:
     if not 1 <= context <= config.max_positions:
         raise RequestError(f"context is {context}; this model takes 1 to {config.max_positions}")
     return context
-
-
-def opened_device(device: str | None, warn: Callable[[str], None]) -> str:
-    """Opens a device, or says in one line why it cannot be had; if none was asked for, the CPU will
-    do.
-    """
-    chosen = (device or default_device()).upper()
-    ensure_compiler(chosen)
-    try:
-        Device[chosen]
-    except Exception as error:
-        fault = f"device {chosen} cannot be opened: {error or type(error).__name__}"
-        if device is not None or chosen == "CPU":
-            raise LFM2Error(fault) from error
-        warn(f"{fault}; using the CPU")
-        return opened_device("CPU", warn)
-    return chosen

@@ -12,10 +12,10 @@ from tinygrad import Tensor, dtypes
 
 from lfm2.artifacts import Artifacts
 from lfm2.model import LFM2
-from lfm2.state import State
+from lfm2.state import MAX_ROWS, State
 from metal_ops.launch import Step, copy_in, empty
 from metal_ops.table import SEGMENT_COLUMNS, Capacity
-from scheduler.rounds import Round, Segment
+from scheduler.rounds import Round
 
 # Hears what is about to be compiled.
 Compiling = Callable[[Capacity], None]
@@ -63,7 +63,9 @@ class Runner:
         self.forms: dict[Capacity, Form] = {}
 
     def run(self, round: Round) -> Drawn:
-        """Runs one round: the state of its slots advances by their segments."""
+        """Runs one round of at most MAX_ROWS rows: its slots advance by their segments."""
+        if round.num_rows > MAX_ROWS:
+            raise ValueError(f"a round holds at most {MAX_ROWS} rows, found {round.num_rows}")
         form = self.form(capacity_of(round))
         tokens, table = pack(round, form.capacity, self.state.num_slots, self.state.num_tokens)
         copy_in(form.tokens, 0, memoryview(tokens).cast("B"))
@@ -111,25 +113,25 @@ def pack(
     """The tokens (T) and the table of a round, int32, padding included. See metal_ops/table.py for
     the layout.
     """
-    num_padding = capacity.rows - round.num_rows
-    padding = Segment(scratch_slot, scratch_base, 0, (0,) * num_padding, 0)
-    segments = [*round.segments, *([padding] if num_padding else [])]
+    num_segments, num_padding = len(round.segments), capacity.rows - round.num_rows
     table = np.zeros(capacity.table_size, np.int32)
     columns = table[1 : capacity.rows_offset].reshape(-1, len(SEGMENT_COLUMNS))
     rows = table[capacity.rows_offset : capacity.drawn_offset].reshape(capacity.rows, 2)
     tokens = np.zeros(capacity.rows, np.int32)
     drawn: list[int] = []
     row = 0
-    for index, segment in enumerate(segments):
+    for index, segment in enumerate(round.segments):
         end = row + len(segment.tokens)
-        columns[index] = (segment.slot, segment.start, row, len(segment.tokens), segment.base)
+        columns[index] = (segment.slot, segment.start, row, end - row, segment.base)
         tokens[row:end] = segment.tokens
-        rows[row:end, 0] = (
-            0 if segment is padding else range(segment.start, segment.start + end - row)
-        )
+        rows[row:end, 0] = range(segment.start, segment.start + end - row)
         rows[row:end, 1] = segment.base
         drawn += range(end - segment.num_drawn, end)
         row = end
-    table[0] = len(segments)
+    if num_padding:
+        columns[num_segments] = (scratch_slot, 0, row, num_padding, scratch_base)
+        # Each at position 0 of a scratch token of its own: no two rows may write the same.
+        rows[row:, 1] = range(scratch_base, scratch_base + num_padding)
+    table[0] = num_segments + (num_padding > 0)
     table[capacity.drawn_offset : capacity.drawn_offset + len(drawn)] = drawn
     return tokens, table

@@ -10,6 +10,8 @@ from tinygrad.dtype import DType
 from lfm2.config import Config
 from metal_ops.launch import empty
 
+# Rows of the largest round. Padding is less than that, and every padding row has a scratch token.
+MAX_ROWS = 512
 # How many of a stream's last rows can be dropped and written again: the widest window of drafted
 # tokens.
 MAX_WINDOW = 32
@@ -19,9 +21,9 @@ MAX_WINDOW = 32
 class State:
     """Real buffers that rounds update in place.
 
-    keys, values: layer -> (num_tokens + 1, K, D). rings: layer -> (num_slots + 1, R, C), addressed
-    by position modulo R. The last token and the last slot are scratch for padding rows. Nothing is
-    cleared for a new stream: positions decide what is read.
+    keys, values: layer -> (num_tokens + MAX_ROWS, K, D). rings: layer -> (num_slots + 1, R, C),
+    addressed by position modulo R. The last MAX_ROWS tokens and the last slot are scratch for
+    padding rows. Nothing is cleared for a new stream: positions decide what is read.
     """
 
     num_slots: int
@@ -35,7 +37,7 @@ class State:
         cls, config: Config, num_slots: int, num_tokens: int, dtype: DType, device: str
     ) -> "State":
         """Room for `num_slots` streams that hold `num_tokens` tokens together."""
-        pool = (num_tokens + 1, config.num_kv_heads, config.head_dim)
+        pool = (num_tokens + MAX_ROWS, config.num_kv_heads, config.head_dim)
         ring = (num_slots + 1, ring_size(config), config.hidden_size)
         attention = [i for i, kind in enumerate(config.layer_types) if kind == "full_attention"]
         conv = [i for i, kind in enumerate(config.layer_types) if kind == "conv"]

@@ -17,9 +17,9 @@ RunSegment = Callable[[Sequence[int], int], Drawn]
 
 @dataclass(frozen=True)
 class Reply:
-    """A finished reply. finish_reason: "stop" (a stop string or an end token) or "length"
-    (max_tokens).
+    """A finished reply.
 
+    ended_by: "end token", "stop text", "max_tokens", or "context" where that is full.
     tokens are those drawn, an end token included; text is without it. draws holds
     log-probabilities, if asked for. Times in seconds: prefill_s until the first token is drawn,
     decode_s from then on.
@@ -27,12 +27,17 @@ class Reply:
 
     text: str
     tokens: tuple[int, ...]
-    finish_reason: str
+    ended_by: str
     draws: tuple[Draw, ...]
     num_prompt_tokens: int
     num_reused_tokens: int
     prefill_s: float
     decode_s: float
+
+    @property
+    def finish_reason(self) -> str:
+        """As servers put it: "stop" for an end token or a stop text, "length" for a limit."""
+        return "length" if self.ended_by in ("max_tokens", "context") else "stop"
 
 
 class Stream:
@@ -49,6 +54,7 @@ class Stream:
         num_reused: int,
         chunk: int,
         max_tokens: int,
+        room: int,
         stops: Sequence[str],
         sampling: Sampling,
     ) -> None:
@@ -58,6 +64,7 @@ class Stream:
         self.num_reused = num_reused
         self.chunk = chunk
         self.max_tokens = max_tokens
+        self.limit = "context" if max_tokens == room else "max_tokens"
         self.sampling = sampling
         self.seed = seed_of(prompt) if sampling.seed is None else sampling.seed
         self.text_stream = TextStream(tokenizer, stops)
@@ -84,19 +91,19 @@ class Stream:
         token = self._prefill()
         first = time.perf_counter()
         pieces: list[str] = []
-        finish_reason = None
-        while finish_reason is None:
+        ended_by = None
+        while ended_by is None:
             if token in self.tokenizer.eos_token_ids:
-                finish_reason = "stop"
+                ended_by = "end token"
                 break
             pieces.append(self.text_stream.add(token))
             if self.text_stream.is_stopped:
-                finish_reason = "stop"
+                ended_by = "stop text"
             elif len(self.draws) == self.max_tokens:
-                finish_reason = "length"
+                ended_by = self.limit
             if pieces[-1]:
                 yield pieces[-1]
-            if finish_reason is None:
+            if ended_by is None:
                 token = self._draw(self.run([token], 1))
         pieces.append(self.text_stream.finish())
         if pieces[-1]:
@@ -104,7 +111,7 @@ class Stream:
         self.reply = Reply(
             text="".join(pieces),
             tokens=tuple(drawn.token for drawn in self.draws),
-            finish_reason=finish_reason,
+            ended_by=ended_by,
             draws=tuple(self.draws) if self.sampling.num_logprobs else (),
             num_prompt_tokens=len(self.prompt),
             num_reused_tokens=self.num_reused,

@@ -10,7 +10,7 @@ A table of capacity (T rows, S segments, N drawn rows) holds, one after the othe
 `slot` is the state the segment reads and writes, `start` the absolute position of its first row,
 `base` where the slot's keys and values start in the pool. Rows beyond those of the round are
 padding: they form one more segment, in the scratch slot that nothing reads, and each stands at
-position 0. Spare drawn rows repeat row 0.
+position 0 of a scratch token of its own. Spare drawn rows repeat row 0.
 """
 
 from dataclasses import dataclass

@@ -58,8 +58,17 @@ def command(monkeypatch, capsys, cache_home):
 
 def start(cache: Path, *arguments: str, **options) -> subprocess.Popen:
     """Starts a command line in a process group of its own."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(cache),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
+    options = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    } | options
     command = [sys.executable, "-m", "lfm2", *arguments]
     return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **options)
 
@@ -72,7 +81,10 @@ def finish(process: subprocess.Popen, given: str | None = None) -> tuple[int, st
 
 def test_help_and_version_need_no_tinygrad():
     shown = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "lfm2", "--help"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-X", "importtime", "-m", "lfm2", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert "generate" in shown.stdout and "tinygrad" in shown.stdout
     assert "lfm2.cli" in shown.stderr and "tinygrad" not in shown.stderr
@@ -84,7 +96,11 @@ def test_version(command):
 
 def test_compile_keeps_what_generate_needs(command, steps):
     code, output, _ = command("compile", "--rows", "1,17")
-    assert code == 0 and output.startswith("compiled ") and str(steps) in str(Path(output.split()[-1]).resolve())
+    assert (
+        code == 0
+        and output.startswith("compiled ")
+        and str(steps) in str(Path(output.split()[-1]).resolve())
+    )
     assert command("compile", "--rows", "32,1")[1].startswith("compiled 0 forms")
     code, output, errors = command("generate", "--verbose", QUESTION)
     assert (code, output) == (0, ANSWER)
@@ -134,7 +150,13 @@ def test_options_reach_the_model(command, monkeypatch):
         "--logit-bias 4=-inf --logit-bias 5=1.5 --seed 8 --raw text"
     )
     assert command(*arguments.split())[0] == 1
-    wanted = {"name": "some/model", "device": "cpu", "dtype": "float32", "context": 99, "cache": False}
+    wanted = {
+        "name": "some/model",
+        "device": "cpu",
+        "dtype": "float32",
+        "context": 99,
+        "cache": False,
+    }
     assert {name: loaded[name] for name in wanted} == wanted
     sampling = {
         "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2, "repetition_window": 7,
@@ -147,7 +169,9 @@ def test_options_reach_the_model(command, monkeypatch):
 
 def demo_without(folder: Path, *names: str) -> Path:
     """A copy of the built-in model that lacks files."""
-    return Path(shutil.copytree(DEMO_FOLDER, folder, ignore=shutil.ignore_patterns(*names, "__pycache__")))
+    return Path(
+        shutil.copytree(DEMO_FOLDER, folder, ignore=shutil.ignore_patterns(*names, "__pycache__"))
+    )
 
 
 def test_a_wrong_request_is_one_line_and_code_2(command, tmp_path):
@@ -182,12 +206,16 @@ def test_a_wrong_request_is_one_line_and_code_2(command, tmp_path):
     for arguments, reason in cases.items():
         code, output, errors = command(*arguments)
         assert (code, output) == (2, ""), arguments
-        assert errors.splitlines()[-1].startswith("Error: ") and reason in errors.splitlines()[-1], errors
+        assert (
+            errors.splitlines()[-1].startswith("Error: ") and reason in errors.splitlines()[-1]
+        ), errors
         assert len(errors.splitlines()) <= 2 and "Traceback" not in errors, errors
     # Known to be wrong before the model, which may take a minute to load, is so much as named.
     assert command("generate", "x", "--temp", "-1")[2].startswith("Error: ")
     code, _, errors = command("generate", "-", stdin=b"ab\xff")
-    assert code == 2 and errors == "Error: standard input is not valid UTF-8: byte 0xff at offset 2\n"
+    assert (
+        code == 2 and errors == "Error: standard input is not valid UTF-8: byte 0xff at offset 2\n"
+    )
 
 
 def test_a_broken_checkpoint_is_one_line_and_code_1(command, tmp_path):
@@ -201,7 +229,13 @@ def test_a_broken_checkpoint_is_one_line_and_code_1(command, tmp_path):
     content = (integers / "model.safetensors").read_bytes()
     (integers / "model.safetensors").write_bytes(content.replace(b'"BF16"', b'"I16" ', 1))
     no_tokenizer = demo_without(tmp_path / "no_tokenizer", "tokenizer.json")
-    cases = {no_config: "config.json", cut: "truncated", other: "lfm3", integers: "I16", no_tokenizer: "is missing"}
+    cases = {
+        no_config: "config.json",
+        cut: "truncated",
+        other: "lfm3",
+        integers: "I16",
+        no_tokenizer: "is missing",
+    }
     for folder, reason in cases.items():
         code, output, errors = command("generate", "-m", folder, "x")
         assert (code, output) == (1, ""), errors
@@ -215,26 +249,42 @@ def test_an_unexpected_error_shows_its_traceback_to_who_asks(command, monkeypatc
     monkeypatch.setattr(lfm2, "load", load, raising=False)
     code, _, errors = command("generate", "-m", "x/y", "hello")
     assert code == 1
-    assert errors == "Error: unexpected ZeroDivisionError: by nought (run with --verbose for the traceback)\n"
+    assert (
+        errors
+        == "Error: unexpected ZeroDivisionError: by nought (run with --verbose for the traceback)\n"
+    )
     assert "Traceback" in command("generate", "-m", "x/y", "-v", "hello")[2]
 
 
 def test_info_counts_from_headers_alone(command, tmp_path, monkeypatch):
     folder = tiny.write_checkpoint(tmp_path / "moe", tiny.moe_config())
-    monkeypatch.setattr("tinygrad.device._Device.__getitem__", lambda *_: pytest.fail("a device was opened"))
+    monkeypatch.setattr(
+        "tinygrad.device._Device.__getitem__", lambda *_: pytest.fail("a device was opened")
+    )
     code, output, _ = command("info", "-m", folder, "--json")
     found = json.loads(output)
     sizes = {name: value.size for name, value in tiny.random_tensors(tiny.moe_config()).items()}
     assert code == 0 and found["parameters"] == sum(sizes.values())
-    assert found["weight_bytes"] == 4 * sum(sizes.values()) == sum(found["weight_bytes_by_kind"].values())
+    assert (
+        found["weight_bytes"]
+        == 4 * sum(sizes.values())
+        == sum(found["weight_bytes_by_kind"].values())
+    )
     # Of 8 experts of 3 matrices of 64 x 32 a token meets 2, in 3 layers.
     idle = 3 * 6 * 3 * 64 * 32
     assert found["active_parameters"] == sum(sizes.values()) - idle
     assert found["decode_weight_bytes"] == 4 * found["active_parameters"]
     # One attention layer with 2 kv heads of 16, keys and values, fp32.
     assert found["kv_bytes_per_token"] == 2 * 2 * 16 * 4
-    assert found["layer_kinds"] == {"conv": 3, "full_attention": 1} and found["context_that_fits"] == 4096
-    assert found["eos_token_ids"] == [7] and not found["has_chat_template"] and "is missing" in found["tokenizer"]
+    assert (
+        found["layer_kinds"] == {"conv": 3, "full_attention": 1}
+        and found["context_that_fits"] == 4096
+    )
+    assert (
+        found["eos_token_ids"] == [7]
+        and not found["has_chat_template"]
+        and "is missing" in found["tokenizer"]
+    )
     assert found["memory_bytes"] == machine_memory_bytes()
     assert "MoE" in command("info", "-m", folder)[1]
 
@@ -266,7 +316,9 @@ def test_score_of_even_odds_is_the_vocabulary():
 
 def test_likelihood_is_kept_in_float64():
     logits = np.array([[100.0, 0.0], [0.0, -1000.0]], np.float32)
-    assert negative_log_likelihood(logits, [0, 1]) == pytest.approx(1000 + math.exp(-100), rel=1e-15)
+    assert negative_log_likelihood(logits, [0, 1]) == pytest.approx(
+        1000 + math.exp(-100), rel=1e-15
+    )
 
 
 def test_score_agrees_with_the_logits(command, steps):
@@ -277,7 +329,9 @@ def test_score_agrees_with_the_logits(command, steps):
     logits = model.logits(ids).astype(np.float64)[:-1]
     logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     wanted = -logprobs[np.arange(len(ids) - 1), ids[1:]].mean()
-    assert code == 0 and json.loads(output)["negative_log_likelihood"] == pytest.approx(wanted, rel=1e-6)
+    assert code == 0 and json.loads(output)["negative_log_likelihood"] == pytest.approx(
+        wanted, rel=1e-6
+    )
 
 
 def test_bench_ends_in_one_json_object(command):
@@ -285,8 +339,12 @@ def test_bench_ends_in_one_json_object(command):
     found = json.loads(output.splitlines()[-1])
     assert code == 0 and "decode of 4" in output
     # What scripts/bench_peers.py reads.
-    assert all(found[name] > 0 for name in ("prefill_tok_s", "decode_tok_s", "peak_memory_bytes", "load_s"))
-    assert found["decode_gb_s"] == pytest.approx(found["decode_tok_s"] * found["bytes_per_decode"] / 1e9)
+    assert all(
+        found[name] > 0 for name in ("prefill_tok_s", "decode_tok_s", "peak_memory_bytes", "load_s")
+    )
+    assert found["decode_gb_s"] == pytest.approx(
+        found["decode_tok_s"] * found["bytes_per_decode"] / 1e9
+    )
     assert len(found["runs"]["decode_tok_s"]) == 2 and 0 < found["decode_memory_share"] < 2
     assert found["settings"]["dtype"] == "bfloat16" and found["model"]["name"] == "built-in"
 
@@ -345,7 +403,9 @@ class Keys:
 
     def __init__(self, cache: Path, *arguments: str) -> None:
         self.ours, theirs = pty.openpty()
-        self.process = start(cache, *arguments, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=self._adopt)
+        self.process = start(
+            cache, *arguments, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=self._adopt
+        )
         os.close(theirs)
         self.shown = ""
 

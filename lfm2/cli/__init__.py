@@ -93,13 +93,19 @@ def run(arguments: list[str], terminal: Terminal) -> int:
         return NO_READER
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "lfm2"
-        return fail(terminal, f"{error.format_message().rstrip('.')} (see {path} --help)", error.exit_code)
+        return fail(
+            terminal, f"{error.format_message().rstrip('.')} (see {path} --help)", error.exit_code
+        )
     except click.ClickException as error:
         return fail(terminal, error.format_message(), error.exit_code)
     except LFM2Error as error:
         return fail(terminal, str(error), error.exit_code)
     except MemoryError:
-        return fail(terminal, "out of memory: take a smaller --context or a quantised copy (lfm2 convert)", 1)
+        return fail(
+            terminal,
+            "out of memory: take a smaller --context or a quantised copy (lfm2 convert)",
+            1,
+        )
     except Exception as error:
         return fail_unexpectedly(terminal, error)
     finally:

@@ -29,22 +29,35 @@ WARM_UP_TOKENS = 2
     click.option("--prompt-tokens", type=COUNT, default=512, show_default=True, metavar="N"),
     click.option("--gen-tokens", type=COUNT, default=64, show_default=True, metavar="N"),
     click.option("--runs", type=COUNT, default=5, show_default=True, metavar="N"),
-    click.option("--cold", is_flag=True, help="Measure whole starts too, with an empty and with a filled cache."),
+    click.option(
+        "--cold",
+        is_flag=True,
+        help="Measure whole starts too, with an empty and with a filled cache.",
+    ),
 )
 @click.pass_obj
-def bench(terminal: Terminal, prompt_tokens: int, gen_tokens: int, runs: int, cold: bool, **given) -> None:
+def bench(
+    terminal: Terminal, prompt_tokens: int, gen_tokens: int, runs: int, cold: bool, **given
+) -> None:
     """Measures prefill and decode, the time to a first token, and memory.
 
     Medians of several runs after a warm-up. The last line is one JSON object.
     """
     name = given["model"]
     arguments = generate_arguments(given)
-    settings = {"prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens, "runs": runs, "dtype": given["dtype"]}
+    settings = {
+        "prompt_tokens": prompt_tokens,
+        "gen_tokens": gen_tokens,
+        "runs": runs,
+        "dtype": given["dtype"],
+    }
     watch = Stopwatch()
     model = load_model(terminal, given)
     times = {"load_s": watch.lap_s()}
     if prompt_tokens + gen_tokens > model.context:
-        raise RequestError(f"{prompt_tokens} + {gen_tokens} tokens do not fit a context of {model.context}")
+        raise RequestError(
+            f"{prompt_tokens} + {gen_tokens} tokens do not fit a context of {model.context}"
+        )
     run(model, prompt_tokens, WARM_UP_TOKENS)
     times["warm_up_s"] = watch.lap_s()
     taken = []
@@ -62,7 +75,12 @@ def bench(terminal: Terminal, prompt_tokens: int, gen_tokens: int, runs: int, co
 def generate_arguments(given: dict) -> list[str]:
     """The loading options again, for another process."""
     names = ("model", "device", "dtype", "context")
-    return [text for name in names if given[name] is not None for text in (f"--{name}", str(given[name]))]
+    return [
+        text
+        for name in names
+        if given[name] is not None
+        for text in (f"--{name}", str(given[name]))
+    ]
 
 
 def figures(model: "lfm2.Model", taken: list[Run], num_prompt: int, num_decoded: int) -> dict:
@@ -74,7 +92,11 @@ def figures(model: "lfm2.Model", taken: list[Run], num_prompt: int, num_decoded:
     }
     found = {name: median(values) for name, values in runs.items()}
     # Taken before the bandwidth is measured, which needs memory of its own.
-    found |= {"peak_memory_bytes": peak_memory_bytes(), "state_bytes": model.runner.state.num_bytes, "runs": runs}
+    found |= {
+        "peak_memory_bytes": peak_memory_bytes(),
+        "state_bytes": model.runner.state.num_bytes,
+        "runs": runs,
+    }
     per_token = bytes_per_decode(model, num_prompt + num_decoded // 2)
     found |= {"bytes_per_decode": per_token, "decode_gb_s": found["decode_tok_s"] * per_token / 1e9}
     if model.runner.device == "CPU":
@@ -124,7 +146,8 @@ def surroundings(model: "lfm2.Model", name: str | None, settings: dict) -> dict:
             "parameters": model.config.num_params,
             "active_parameters": model.config.num_active_params,
         },
-        "settings": settings | {
+        "settings": settings
+        | {
             "device": model.runner.device,
             "dtype": settings["dtype"] or model.config.dtype,
             "context": model.context,
@@ -142,9 +165,15 @@ def cpu_name() -> str:
 def table(found: dict, settings: dict) -> str:
     runs = found["runs"]
     share = found.get("decode_memory_share")
-    limit = f", {share:.0%} of the {found['memory_gb_s']:.1f} that a numpy dot product reads" if share else ""
+    limit = (
+        f", {share:.0%} of the {found['memory_gb_s']:.1f} that a numpy dot product reads"
+        if share
+        else ""
+    )
     rows = {
-        f"prefill of {settings['prompt_tokens']}": spread(runs["prefill_tok_s"], "{:.1f}", "tokens/s"),
+        f"prefill of {settings['prompt_tokens']}": spread(
+            runs["prefill_tok_s"], "{:.1f}", "tokens/s"
+        ),
         f"decode of {settings['gen_tokens']}": spread(runs["decode_tok_s"], "{:.1f}", "tokens/s"),
         "  memory read": f"{bytes_text(found['bytes_per_decode'])} a token, {found['decode_gb_s']:.1f} GB/s{limit}",
         f"first token of {FIRST_TOKEN_ROWS}": spread(runs["first_token_s"], "{:.3f}", "s"),
@@ -152,11 +181,15 @@ def table(found: dict, settings: dict) -> str:
         "peak memory": bytes_text(found["peak_memory_bytes"]),
     }
     if "first_start_s" in found:
-        rows["first start"] = f"{found['first_start_s']:.2f} s to the first text, nothing compiled before"
+        rows["first start"] = (
+            f"{found['first_start_s']:.2f} s to the first text, nothing compiled before"
+        )
         rows["later starts"] = spread(found["later_starts_s"], "{:.2f}", "s to the first text")
     return "".join(f"{name:18}{value}\n" for name, value in rows.items())
 
 
 def spread(values: list[float], form: str, unit: str) -> str:
-    least, middle, most = (form.format(value) for value in (min(values), median(values), max(values)))
+    least, middle, most = (
+        form.format(value) for value in (min(values), median(values), max(values))
+    )
     return f"{middle} {unit} ({least} to {most})"

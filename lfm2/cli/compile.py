@@ -11,7 +11,6 @@ from lfm2.engine import CHUNK
 from lfm2.errors import LFM2Error
 
 
-
 class Rows(click.ParamType):
     """Numbers of rows, separated by commas."""
 
@@ -25,7 +24,11 @@ class Rows(click.ParamType):
         except ValueError:
             rows = [0]
         if min(rows) < 1 or max(rows) > CHUNK:
-            self.fail(f"{value!r} is no list of numbers from 1 to {CHUNK}, such as 1,16,512", param, context)
+            self.fail(
+                f"{value!r} is no list of numbers from 1 to {CHUNK}, such as 1,16,512",
+                param,
+                context,
+            )
         return rows
 
 

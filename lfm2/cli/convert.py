@@ -15,7 +15,14 @@ from lfm2.hub import resolve
 @click.command()
 @options(
     model_option,
-    click.option("-o", "--out", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="New or empty."),
+    click.option(
+        "-o",
+        "--out",
+        required=True,
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help="New or empty.",
+    ),
     click.option("--bits", type=int, default=4, show_default=True, metavar="4|8"),
     click.option("--group-size", type=int, default=64, show_default=True, metavar="32|64|128"),
 )
@@ -31,4 +38,6 @@ def convert(terminal: Terminal, model: str | None, out: Path, bits: int, group_s
     terminal.wipe()
     num_bytes = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     bits_each = 8 * num_bytes / Config.from_folder(out).num_params
-    terminal.write(f"wrote {out}: {bytes_text(num_bytes)}, {bits_each:.2f} bits a weight, {watch.lap_s():.1f} s\n")
+    terminal.write(
+        f"wrote {out}: {bytes_text(num_bytes)}, {bits_each:.2f} bits a weight, {watch.lap_s():.1f} s\n"
+    )

@@ -15,7 +15,9 @@ from lfm2.sampling import Draw, Sampling
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option("-p", "--prompt", "prompt_option", metavar="TEXT", help="The prompt, in place of PROMPT.")
+@click.option(
+    "-p", "--prompt", "prompt_option", metavar="TEXT", help="The prompt, in place of PROMPT."
+)
 @options(
     LOADING,
     no_cache_option,
@@ -33,7 +35,9 @@ from lfm2.sampling import Draw, Sampling
     ),
 )
 @click.pass_obj
-def generate(terminal: Terminal, prompt: str | None, prompt_option: str | None, as_json: bool, **given) -> None:
+def generate(
+    terminal: Terminal, prompt: str | None, prompt_option: str | None, as_json: bool, **given
+) -> None:
     """Writes the reply to PROMPT as it is made.
 
     A PROMPT of - is read from standard input; so is a missing one, unless standard input is a terminal.
@@ -89,7 +93,9 @@ def report(reply: "lfm2.Reply", times: dict[str, float]) -> list[str]:
         f"first token: after {times['first_token_s']:.2f} s",
     ]
     if "load_s" in times:
-        lines.append(f"before that: loading {times['load_s']:.2f} s, compiling {times['compile_s']:.2f} s")
+        lines.append(
+            f"before that: loading {times['load_s']:.2f} s, compiling {times['compile_s']:.2f} s"
+        )
     return [*lines, f"peak memory: {bytes_text(peak_memory_bytes())}"]
 
 
@@ -121,6 +127,10 @@ def logprobs(model: "lfm2.Model", draw: Draw) -> dict:
     """A drawn token's log-probability, and the likeliest ones' beside it."""
 
     def entry(token: int, logprob: float) -> dict:
-        return {"token": token, "text": model.tokenizer.decode([token], skip_special=False), "logprob": logprob}
+        return {
+            "token": token,
+            "text": model.tokenizer.decode([token], skip_special=False),
+            "logprob": logprob,
+        }
 
     return entry(draw.token, draw.logprob) | {"top": [entry(*pair) for pair in draw.top]}

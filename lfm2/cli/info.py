@@ -63,7 +63,9 @@ def describe(folder: Path, config: Config, targets: list[Target]) -> dict:
         "conv_bytes_per_slot": conv_bytes,
         "max_context": config.max_positions,
         "memory_bytes": memory_bytes,
-        "context_that_fits": max(0, min(config.max_positions, free_bytes // bytes_per_token(config, itemsize))),
+        "context_that_fits": max(
+            0, min(config.max_positions, free_bytes // bytes_per_token(config, itemsize))
+        ),
         **tokenizer_facts(folder, config),
         "cache_folder": str(cache_folder()),
         "cached_steps": len(steps),
@@ -75,7 +77,9 @@ def architecture(config: Config) -> str:
     sizes = f"width {config.hidden_size}, {config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} kv heads"
     if not config.num_experts:
         return f"LFM2: {sizes}, feed-forward {config.ffn_size}, vocabulary {config.vocab_size}"
-    experts = f"{config.num_active_experts} of {config.num_experts} experts of {config.expert_ffn_size}"
+    experts = (
+        f"{config.num_active_experts} of {config.num_experts} experts of {config.expert_ffn_size}"
+    )
     return f"LFM2-MoE: {sizes}, {experts}, {config.num_dense_layers} dense layers, vocabulary {config.vocab_size}"
 
 
@@ -92,7 +96,11 @@ def tokenizer_facts(folder: Path, config: Config) -> dict:
     try:
         tokenizer = Tokenizer.from_folder(folder, config)
     except TokenizerError as error:
-        return {"tokenizer": str(error), "eos_token_ids": list(config.eos_token_ids), "has_chat_template": False}
+        return {
+            "tokenizer": str(error),
+            "eos_token_ids": list(config.eos_token_ids),
+            "has_chat_template": False,
+        }
     return {
         "tokenizer": "present",
         "eos_token_ids": sorted(tokenizer.eos_token_ids),
@@ -113,7 +121,11 @@ def table(found: dict) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in found["layer_kinds"].items())
     active = found["active_parameters"]
     note = f", {active:,} active for a token" if active != found["parameters"] else ""
-    fits = f"{found['context_that_fits']:,} tokens" if found["context_that_fits"] else "nothing, by its weights"
+    fits = (
+        f"{found['context_that_fits']:,} tokens"
+        if found["context_that_fits"]
+        else "nothing, by its weights"
+    )
     rows = {
         "model": found["model"],
         "architecture": found["architecture"],

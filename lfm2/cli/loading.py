@@ -25,7 +25,9 @@ class Compilation:
         self.terminal.show(message)
 
 
-def load_model(terminal: Terminal, given: dict, compilation: Compilation | None = None) -> "lfm2.Model":
+def load_model(
+    terminal: Terminal, given: dict, compilation: Compilation | None = None
+) -> "lfm2.Model":
     """Takes the loading options out of a command's arguments and loads the model they name."""
     name = given.pop("model")
     no_cache = given.pop("no_cache", False)

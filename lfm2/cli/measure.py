@@ -67,11 +67,23 @@ def memory_bytes_per_s() -> float:
 
 def start_to_text_s(arguments: list[str], cache_home: str) -> float:
     """Seconds from the start of a process to its first text, compiled steps being kept in `cache_home`."""
-    command = [sys.executable, "-m", "lfm2", "generate", *arguments, "--raw", "-n", str(COLD_TOKENS), COLD_PROMPT]
+    command = [
+        sys.executable,
+        "-m",
+        "lfm2",
+        "generate",
+        *arguments,
+        "--raw",
+        "-n",
+        str(COLD_TOKENS),
+        COLD_PROMPT,
+    ]
     environment = {**os.environ, "XDG_CACHE_HOME": cache_home}
     environment.pop("CACHEDB", None)
     start = time.perf_counter()
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         process.stdout.read(1)
         elapsed_s = time.perf_counter() - start
         errors = process.communicate()[1].decode(errors="replace").strip().splitlines()

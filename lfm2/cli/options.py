@@ -17,7 +17,9 @@ class TokenBias(click.ParamType):
         try:
             return int(token), float(bias)
         except ValueError:
-            self.fail(f"{value!r} is not of the form ID=BIAS, such as 42=-1.5 or 42=-inf", param, context)
+            self.fail(
+                f"{value!r} is not of the form ID=BIAS, such as 42=-1.5 or 42=-inf", param, context
+            )
 
 
 def _be_verbose(context: click.Context, param: click.Parameter, value: bool) -> None:
@@ -47,25 +49,75 @@ COUNT = click.IntRange(min=1)
 
 LOADING = (
     model_option,
-    click.option("--device", metavar="NAME", help="A tinygrad device: CPU, METAL, CUDA, ... (the best there is)."),
-    click.option("--dtype", type=click.Choice(DTYPES), help="The type to compute in (the checkpoint's)."),
-    click.option("-c", "--context", type=COUNT, metavar="N", help="Tokens of prompt and reply (as the model, up to 32768)."),
+    click.option(
+        "--device",
+        metavar="NAME",
+        help="A tinygrad device: CPU, METAL, CUDA, ... (the best there is).",
+    ),
+    click.option(
+        "--dtype", type=click.Choice(DTYPES), help="The type to compute in (the checkpoint's)."
+    ),
+    click.option(
+        "-c",
+        "--context",
+        type=COUNT,
+        metavar="N",
+        help="Tokens of prompt and reply (as the model, up to 32768).",
+    ),
 )
 no_cache_option = click.option("--no-cache", is_flag=True, help="Compile anew and keep nothing.")
 REPLYING = (
-    click.option("-n", "--max-tokens", type=COUNT, metavar="N", help="Most tokens of a reply (512, or what fits)."),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End the reply before this text. Repeatable."),
+    click.option(
+        "-n",
+        "--max-tokens",
+        type=COUNT,
+        metavar="N",
+        help="Most tokens of a reply (512, or what fits).",
+    ),
+    click.option(
+        "--stop", multiple=True, metavar="TEXT", help="End the reply before this text. Repeatable."
+    ),
     click.option("-sys", "--system", metavar="TEXT", help="A system prompt."),
 )
 SAMPLING = (
-    click.option("--temp", "temperature", type=float, metavar="T", help="Temperature; 0 takes the likeliest token."),
+    click.option(
+        "--temp",
+        "temperature",
+        type=float,
+        metavar="T",
+        help="Temperature; 0 takes the likeliest token.",
+    ),
     click.option("--top-k", type=int, metavar="K", help="Keep the K likeliest tokens (0 = all)."),
-    click.option("--top-p", type=float, metavar="P", help="Keep the likeliest tokens that make up P (1 = all)."),
-    click.option("--min-p", type=float, metavar="P", help="Keep tokens P times as likely as the likeliest (0 = all)."),
-    click.option("--repetition-penalty", type=float, metavar="X", help="Weaken tokens that were there (1 = off)."),
-    click.option("--repetition-window", type=int, metavar="N", help="How many tokens back that looks (0 = all)."),
-    click.option("--logit-bias", type=TokenBias(), multiple=True, help="Add to a token's logit. Repeatable."),
-    click.option("--seed", type=int, metavar="N", help="Without it: a number made from the prompt."),
+    click.option(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="Keep the likeliest tokens that make up P (1 = all).",
+    ),
+    click.option(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="Keep tokens P times as likely as the likeliest (0 = all).",
+    ),
+    click.option(
+        "--repetition-penalty",
+        type=float,
+        metavar="X",
+        help="Weaken tokens that were there (1 = off).",
+    ),
+    click.option(
+        "--repetition-window",
+        type=int,
+        metavar="N",
+        help="How many tokens back that looks (0 = all).",
+    ),
+    click.option(
+        "--logit-bias", type=TokenBias(), multiple=True, help="Add to a token's logit. Repeatable."
+    ),
+    click.option(
+        "--seed", type=int, metavar="N", help="Without it: a number made from the prompt."
+    ),
 )
 
 
@@ -80,4 +132,3 @@ def options(*groups: tuple[Callable, ...] | Callable) -> Callable:
         return function
 
     return decorate
-

@@ -35,7 +35,9 @@ def measure(terminal: Terminal, model: "lfm2.Model", text: str) -> dict:
     cuts = windows(model, text)
     num_tokens = sum(len(window) - 1 for window in cuts)
     if num_tokens < 1:
-        raise RequestError("the text has a single token and nothing foretells it: give a longer one")
+        raise RequestError(
+            "the text has a single token and nothing foretells it: give a longer one"
+        )
     bar = Bar(terminal, "scoring", "{} tokens".format)
     total, num_done = 0.0, 0
     for window in cuts:
@@ -71,7 +73,9 @@ def negative_log_likelihood(logits: np.ndarray, targets: list[int]) -> float:
     """The sum over rows of -log softmax(logits)[target], in float64. logits: (N, V)."""
     logits = logits.astype(np.float64)
     if not np.isfinite(logits).all():
-        raise NonFiniteLogits("the model gave a logit that is not finite; this text cannot be scored")
+        raise NonFiniteLogits(
+            "the model gave a logit that is not finite; this text cannot be scored"
+        )
     peaks = logits.max(axis=1)
     sums = np.log(np.exp(logits - peaks[:, None]).sum(axis=1))
     return float((peaks + sums - logits[np.arange(len(targets)), targets]).sum())

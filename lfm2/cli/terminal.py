@@ -98,7 +98,9 @@ class Bar:
     def _line(self, done: int, total: int) -> str:
         filled = BAR_WIDTH * done // total
         bar = "#" * filled + "." * (BAR_WIDTH - filled)
-        return f"{self.label} [{bar}] {100 * done // total}%, {self.text(done)} of {self.text(total)}"
+        return (
+            f"{self.label} [{bar}] {100 * done // total}%, {self.text(done)} of {self.text(total)}"
+        )
 
 
 def bytes_text(num_bytes: float) -> str:
