@@ -42,6 +42,7 @@ def build_runner(
     dtype: str = "float32",
     capacity: Capacity | None = None,
     compiling: Callable[[Capacity], None] | None = None,
+    device: str = DEVICE,
 ) -> Runner:
     """A runner of the checkpoint in `folder`; pinned to `capacity`, if one is given.
 
@@ -49,13 +50,13 @@ def build_runner(
     """
     config = Config.from_folder(folder)
     compute = compute_dtype(dtype)
-    weights = load_weights(folder, config, DEVICE)
-    state = State.create(config, NUM_SLOTS, NUM_TOKENS, compute, DEVICE)
+    weights = load_weights(folder, config, device)
+    state = State.create(config, NUM_SLOTS, NUM_TOKENS, compute, device)
     poison(state)
-    model = LFM2(config, weights, compute, DEVICE, NUM_TOKENS)
-    key = model_key(model, state, DEVICE)
+    model = LFM2(config, weights, compute, device, NUM_TOKENS)
+    key = model_key(model, state, device)
     runner = (Runner if capacity is None else PinnedRunner)(
-        model, state, DEVICE, Artifacts(steps, key, fail), compiling
+        model, state, device, Artifacts(steps, key, fail), compiling
     )
     runner.capacity = capacity
     return runner

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emulated_metal import MetalLaunchError, build, compile, from_bfloat, run, to_bfloat
-from emulated_metal.toolchain import find_toolchain
+from tests.emulated_metal import MetalLaunchError, build, compile, from_bfloat, run, to_bfloat
+from tests.emulated_metal.toolchain import find_toolchain
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="emulated on Linux; a Mac has the real METAL"

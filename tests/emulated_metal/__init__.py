@@ -18,10 +18,10 @@ with the Metal library in `msl/`. `launch.py` loads and launches, with the C++ i
 `device.py` is tinygrad's device.
 """
 
-from emulated_metal.bfloat import from_bfloat, to_bfloat
-from emulated_metal.device import Emulator, install
-from emulated_metal.errors import MetalCompileError, MetalLaunchError
-from emulated_metal.launch import Function, Library, compile, run
+from tests.emulated_metal.bfloat import from_bfloat, to_bfloat
+from tests.emulated_metal.device import Emulator, install
+from tests.emulated_metal.errors import MetalCompileError, MetalLaunchError
+from tests.emulated_metal.launch import Function, Library, compile, run
 
 __all__ = [
     "Emulator",

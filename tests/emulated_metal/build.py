@@ -11,11 +11,11 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
-from emulated_metal.declarations import declarations, tokenize
-from emulated_metal.errors import MetalCompileError
-from emulated_metal.lint import check
-from emulated_metal.toolchain import cached, call, digest, find_toolchain
-from emulated_metal.translate import Buffer, Kernel, translate
+from tests.emulated_metal.declarations import declarations, tokenize
+from tests.emulated_metal.errors import MetalCompileError
+from tests.emulated_metal.lint import check
+from tests.emulated_metal.toolchain import cached, call, digest, find_toolchain
+from tests.emulated_metal.translate import Buffer, Kernel, translate
 
 HERE = Path(__file__).parent
 HEADERS = HERE / "msl"

@@ -27,10 +27,10 @@ from tinygrad.engine.jit import GraphRunner
 from tinygrad.helpers import DEV, PARALLEL
 from tinygrad.renderer.cstyle import MetalRenderer
 
-from emulated_metal.build import read_kernels
-from emulated_metal.errors import MetalCompileError, MetalLaunchError
-from emulated_metal.launch import Function, compile
-from emulated_metal.memory import GuardedMemory
+from tests.emulated_metal.build import read_kernels
+from tests.emulated_metal.errors import MetalCompileError, MetalLaunchError
+from tests.emulated_metal.launch import Function, compile
+from tests.emulated_metal.memory import GuardedMemory
 from lfm2.environment import default_device
 
 MODULE = "tinygrad.runtime.ops_metal"

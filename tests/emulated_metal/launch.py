@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from emulated_metal.build import build_kernels, build_runtime, read_kernels
-from emulated_metal.errors import MetalLaunchError
-from emulated_metal.line_table import line_at
-from emulated_metal.memory import GuardedMemory
-from emulated_metal.translate import ENTRY, MAX_THREADS, Kernel
+from tests.emulated_metal.build import build_kernels, build_runtime, read_kernels
+from tests.emulated_metal.errors import MetalLaunchError
+from tests.emulated_metal.line_table import line_at
+from tests.emulated_metal.memory import GuardedMemory
+from tests.emulated_metal.translate import ENTRY, MAX_THREADS, Kernel
 
 ORDERS = ("fifo", "reverse", "random")
 ERROR_BYTES = 2048

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from emulated_metal.errors import MetalCompileError
+from tests.emulated_metal.errors import MetalCompileError
 from lfm2.environment import cache_folder
 
 # The first whose __bf16 computes and whose -fsanitize=thread has the switches we use.
