@@ -3,9 +3,16 @@
     python scripts/make_checkpoint.py --shape lfm2-350m /tmp/350m
     python scripts/bench_peers.py /tmp/350m --python-peers PEERS/bin/python
 
-PEERS is an environment with: pip install torch transformers mlx-lm "mlx[cpu]". Every figure comes
-from a process of its own, after a warm-up in it; the engines take turns, round by round, so that
-a slow moment of the machine hits all. A table for people; the last line is one JSON object.
+PEERS is an environment with the peers (1.2 GB with torch for the CPU alone); --engines leaves out
+those that are not wanted:
+
+    python3 -m venv PEERS
+    PEERS/bin/pip install torch transformers              (for transformers-*)
+    PEERS/bin/pip install mlx-lm "mlx[cpu]"               (for mlx-*; on a Mac: mlx-lm)
+
+Every figure comes from a process of its own, after a warm-up in it; the engines take turns, round
+by round, so that a slow moment of the machine hits all. A table for people; the last line is one
+JSON object.
 """
 
 import argparse
@@ -27,6 +34,16 @@ PEERS = {
     "transformers-float32": ("transformers", "float32"),
     "mlx-bfloat16": ("mlx", "bfloat16"),
 }
+# What an interpreter must be able to import for an engine, and what installs it.
+NEEDS = {
+    "lfm2": (("lfm2", "tinygrad"), "run scripts/setup and use .venv/bin/python"),
+    "transformers": (("torch", "transformers"), "pip install torch transformers"),
+    "mlx": (("mlx", "mlx_lm"), 'pip install mlx-lm "mlx[cpu]"'),
+}
+LIST_MISSING = """
+import importlib.util, sys
+print(*(name for name in sys.argv[1:] if not importlib.util.find_spec(name)))
+"""
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,23 @@ def command_of(engine: str, work: Work, options: argparse.Namespace) -> list[str
     peer, dtype = PEERS[engine]
     worker = [options.python_peers, "-m", "scripts.bench_worker", peer, folder]
     return worker + tokens + ["--dtype", dtype]
+
+
+def check_installed(options: argparse.Namespace) -> str | None:
+    """Returns what an engine that is to be measured lacks, and how to get it."""
+    for engine in options.engines:
+        is_ours = engine == OURS
+        python = options.python_ours if is_ours else options.python_peers
+        modules, remedy = NEEDS[OURS if is_ours else PEERS[engine][0]]
+        command = [python, "-c", LIST_MISSING, *modules]
+        try:
+            result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        except OSError as error:
+            return f"{python} cannot be run: {error.strerror}"
+        missing = result.stdout.split()
+        if missing or result.returncode:
+            return f"{engine}: {python} lacks {', '.join(missing or modules)}: {remedy}"
+    return None
 
 
 def run_once(command: list[str], threads: int) -> dict:
@@ -107,7 +141,9 @@ def ratios(base: list[dict], other: list[dict], name: str) -> dict:
 
 
 def print_table(summary: dict, versus: dict, base: str, options: argparse.Namespace) -> None:
-    print(f"{'engine, tokens':32}{'prefill tok/s':>24}{'decode tok/s':>24}{'peak MB':>9}{'load s':>8}")
+    print(
+        f"{'engine, tokens':32}{'prefill tok/s':>24}{'decode tok/s':>24}{'peak MB':>9}{'load s':>8}"
+    )
     for engine, figures in summary.items():
         cells = []
         for name in ("prefill_tok_s", "decode_tok_s"):
@@ -147,23 +183,39 @@ def machine() -> dict[str, object]:
 
 def parse_options() -> argparse.Namespace:
     engines = [OURS, *PEERS]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="checkpoint, e.g. made by make_checkpoint.py")
-    parser.add_argument("--engines", nargs="+", default=engines, choices=engines)
-    parser.add_argument("--python-peers", default=sys.executable, help="interpreter with the peers")
-    parser.add_argument("--python-ours", default=sys.executable, help="interpreter with lfm2")
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--gen-tokens", type=int, default=64)
-    parser.add_argument("--mlx-tokens", type=int, nargs=2, default=(64, 8), metavar="N",
-                        help="prompt and generated tokens at most for mlx, which is slow here")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--engines", nargs="+", default=engines, choices=engines, help="which (all of these)"
+    )
+    parser.add_argument(
+        "--python-peers", default=sys.executable, help="interpreter with the peers (this one)"
+    )
+    parser.add_argument(
+        "--python-ours", default=sys.executable, help="interpreter with lfm2 (this one)"
+    )
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="of the prompt (512)")
+    parser.add_argument("--gen-tokens", type=int, default=64, help="generated after it (64)")
+    parser.add_argument(
+        "--mlx-tokens",
+        type=int,
+        nargs=2,
+        default=(64, 8),
+        metavar="N",
+        help="prompt and generated tokens at most for mlx, which is slow on a CPU (64 8)",
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="figures of each engine (5)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of each engine (2)")
     options = parser.parse_args()
     if not (options.folder / "config.json").exists():
         parser.error(f"{options.folder} holds no config.json")
     counts = ("prompt_tokens", "gen_tokens", "rounds", "threads")
     if min(getattr(options, name) for name in counts) < 1 or min(options.mlx_tokens) < 1:
         parser.error("all counts must be at least 1")
+    if lack := check_installed(options):
+        parser.error(lack)
     return options
 
 
@@ -175,26 +227,31 @@ def main() -> None:
     base = next(iter(rounds), None)
     versus = {
         engine: {n: ratios(rounds[base], f, n) for n in ("prefill_tok_s", "decode_tok_s")}
-        for engine, f in rounds.items() if engine != base
+        for engine, f in rounds.items()
+        if engine != base
     }
     if rounds:
         print_table(summary, versus, base, options)
     for engine, reason in failures.items():
         print(f"{engine} failed: {reason}")
     versions = {n: v for f in rounds.values() for n, v in f[0].get("versions", {}).items()}
-    print(json.dumps({
-        "machine": conditions,
-        "date": date.today().isoformat(),
-        "versions": versions,
-        "folder": options.folder.name,
-        "threads": options.threads,
-        "rounds": options.rounds,
-        "work": {engine: asdict(work_of(engine, options)) for engine in rounds},
-        "engines": summary,
-        "base": base,
-        "base_over": versus,
-        "failures": failures,
-    }))
+    print(
+        json.dumps(
+            {
+                "machine": conditions,
+                "date": date.today().isoformat(),
+                "versions": versions,
+                "folder": options.folder.name,
+                "threads": options.threads,
+                "rounds": options.rounds,
+                "work": {engine: asdict(work_of(engine, options)) for engine in rounds},
+                "engines": summary,
+                "base": base,
+                "base_over": versus,
+                "failures": failures,
+            }
+        )
+    )
     sys.exit(1 if failures else 0)
 
 

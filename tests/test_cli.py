@@ -1,4 +1,6 @@
-"""The command line: in this process where it can be, in processes and terminals of its own where they matter."""
+"""The command line: in this process where it can be, in processes and terminals of its own where
+they matter.
+"""
 
 import contextlib
 import io
@@ -21,8 +23,9 @@ import pytest
 import lfm2
 from lfm2.cli import main
 from lfm2.cli.chat import Chat
-from lfm2.cli.info import machine_memory_bytes
-from lfm2.cli.score import measure, negative_log_likelihood
+from lfm2.cli.info import fitting, machine_memory_bytes
+from lfm2.cli.loading import Compilation
+from lfm2.cli.score import measure, negative_log_likelihood, table
 from lfm2.cli.terminal import Bar, Terminal, bytes_text
 from lfm2.hub import DEMO_FOLDER
 from lfm2.sampling import Sampling
@@ -44,7 +47,7 @@ def cache_home(tmp_path_factory, steps):
 
 @pytest.fixture
 def command(monkeypatch, capsys, cache_home):
-    """Runs a command line in this process; returns its exit code, standard output and standard error."""
+    """Runs a command line in this process; returns its exit code, output and standard error."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
 
     def run(*arguments, stdin: bytes = b"") -> tuple[int, str, str]:
@@ -101,10 +104,10 @@ def test_compile_keeps_what_generate_needs(command, steps):
         and output.startswith("compiled ")
         and str(steps) in str(Path(output.split()[-1]).resolve())
     )
-    assert command("compile", "--rows", "32,1")[1].startswith("compiled 0 forms")
+    assert command("compile", "--rows", "32,1")[1].startswith("compiled 0 steps")
     code, output, errors = command("generate", "--verbose", QUESTION)
     assert (code, output) == (0, ANSWER)
-    assert "prompt: 17 tokens, 0 reused" in errors and "compiling the form" not in errors
+    assert "prompt: 17 tokens, 0 reused" in errors and "compiling for" not in errors
 
 
 def test_a_process_answers(cache_home):
@@ -145,9 +148,9 @@ def test_options_reach_the_model(command, monkeypatch):
 
     monkeypatch.setattr(lfm2, "load", load, raising=False)
     arguments = (
-        "generate -m some/model --device cpu --dtype float32 -c 99 --no-cache -n 5 --stop a --stop b -sys be "
-        "--temp 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.2 --repetition-window 7 "
-        "--logit-bias 4=-inf --logit-bias 5=1.5 --seed 8 --raw text"
+        "generate -m some/model --device cpu --dtype float32 -c 99 --no-cache -n 5 --stop a "
+        "--stop b -sys be --temp 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.2 "
+        "--repetition-window 7 --logit-bias 4=-inf --logit-bias 5=1.5 --seed 8 text"
     )
     assert command(*arguments.split())[0] == 1
     wanted = {
@@ -159,12 +162,15 @@ def test_options_reach_the_model(command, monkeypatch):
     }
     assert {name: loaded[name] for name in wanted} == wanted
     sampling = {
-        "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2, "repetition_window": 7,
+        "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1,
+        "repetition_penalty": 1.2, "repetition_window": 7,
         "logit_bias": ((4, -math.inf), (5, 1.5)), "seed": 8, "num_logprobs": 0,
     }  # fmt: skip
     Sampling().override(**sampling)
-    request = {"prompt": "text", "max_tokens": 5, "stop": ("a", "b"), "system": "be", "raw": True}
-    assert asked == sampling | request
+    request = {"prompt": "text", "max_tokens": 5, "stop": ("a", "b"), "system": "be"}
+    assert asked == sampling | request | {"raw": False}
+    assert command("generate", "--raw", "--temperature", "2", "text")[0] == 1
+    assert asked["raw"] and asked["temperature"] == 2
 
 
 def demo_without(folder: Path, *names: str) -> Path:
@@ -195,6 +201,7 @@ def test_a_wrong_request_is_one_line_and_code_2(command, tmp_path):
         ("generate", "x", "--raw", "--system", "y"): "without system prompt",
         ("generate", "x\udcff"): "not valid Unicode",
         ("generate", "x", "-m", tmp_path / "none"): "no such folder",
+        ("generate", "x", "--device", "foo"): "there is no device FOO; tinygrad 0.14",
         ("chat", "--top-p", "0"): "top_p is 0.0",
         ("compile", "--rows", "1,513"): "numbers from 1 to 512",
         ("convert",): "Missing option",
@@ -211,7 +218,12 @@ def test_a_wrong_request_is_one_line_and_code_2(command, tmp_path):
         ), errors
         assert len(errors.splitlines()) <= 2 and "Traceback" not in errors, errors
     # Known to be wrong before the model, which may take a minute to load, is so much as named.
-    assert command("generate", "x", "--temp", "-1")[2].startswith("Error: ")
+    early = (
+        ("generate", ""), ("generate", "x", "--temp", "-1"), ("generate", "x", "--stop", ""),
+        ("generate", "x", "--raw", "--system", "y"), ("chat", "--stop", ""),
+    )  # fmt: skip
+    for arguments in early:
+        assert command(*arguments)[2].startswith("Error: "), arguments
     code, _, errors = command("generate", "-", stdin=b"ab\xff")
     assert (
         code == 2 and errors == "Error: standard input is not valid UTF-8: byte 0xff at offset 2\n"
@@ -240,6 +252,16 @@ def test_a_broken_checkpoint_is_one_line_and_code_1(command, tmp_path):
         code, output, errors = command("generate", "-m", folder, "x")
         assert (code, output) == (1, ""), errors
         assert errors.startswith("Error: ") and len(errors.splitlines()) == 1 and reason in errors
+
+
+def test_a_device_that_cannot_be_opened_is_one_line(command, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no driver\nis loaded")
+
+    monkeypatch.setattr("tinygrad.device._Device.__getitem__", refuse)
+    code, _, errors = command("generate", "x", "--device", "cuda")
+    assert code == 1 and len(errors.splitlines()) == 2
+    assert errors.endswith("CUDA cannot be opened: no driver is loaded; try --device CPU\n")
 
 
 def test_an_unexpected_error_shows_its_traceback_to_who_asks(command, monkeypatch):
@@ -286,7 +308,20 @@ def test_info_counts_from_headers_alone(command, tmp_path, monkeypatch):
         and "is missing" in found["tokenizer"]
     )
     assert found["memory_bytes"] == machine_memory_bytes()
+    # Rings of 64 columns of 64 in three layers; cosine and sine of half a head for each token.
+    state_bytes = 3 * 64 * 64 * 4 + 4096 * (2 * 2 * 16 * 4 + 16 * 4)
+    assert found["full_context_bytes"] == found["weight_bytes"] + state_bytes
     assert "MoE" in command("info", "-m", folder)[1]
+
+
+def test_info_says_what_fits():
+    found = {"memory_bytes": 8e9, "weight_bytes": 2e9, "full_context_bytes": 6e9}
+    sizes = {"max_context": 128000, "context_that_fits": 128000}
+    assert fitting(found | sizes) == "all 128,000 tokens (needs 6 GB of the 8 GB here)"
+    sizes = {"max_context": 128000, "context_that_fits": 9000}
+    assert fitting(found | sizes).startswith("9,000 of 128,000 tokens (all would need 6 GB")
+    sizes = {"max_context": 128000, "context_that_fits": 0}
+    assert fitting(found | sizes) == "nothing: the weights take 2 GB of the 8 GB here"
 
 
 def test_convert_writes_a_copy_once(command, tmp_path):
@@ -312,6 +347,10 @@ def test_score_of_even_odds_is_the_vocabulary():
     assert found["perplexity"] == pytest.approx(11, rel=1e-12)
     # Nine tokens after the BOS in windows of 4, each token foretold once.
     assert (found["tokens"], found["windows"], foretold) == (9, 3, [4, 4, 1])
+    assert table(found).endswith(" 9 in 3 windows of up to 5\n")
+    assert table(found | {"windows": 1, "window_tokens": 32768}).endswith(
+        "1 window of up to 32,768\n"
+    )
 
 
 def test_likelihood_is_kept_in_float64():
@@ -335,9 +374,10 @@ def test_score_agrees_with_the_logits(command, steps):
 
 
 def test_bench_ends_in_one_json_object(command):
-    code, output, _ = command("bench", "--prompt-tokens", "16", "--gen-tokens", "4", "--runs", "2")
+    code, output, _ = command("bench", "--prompt-tokens", "8", "--gen-tokens", "4", "--runs", "2")
     found = json.loads(output.splitlines()[-1])
-    assert code == 0 and "decode of 4" in output
+    assert code == 0 and "decode of 4" in output and "first token of 8 " in output
+    assert found["settings"]["first_token_prompt_tokens"] == 8
     # What scripts/bench_peers.py reads.
     assert all(
         found[name] > 0 for name in ("prefill_tok_s", "decode_tok_s", "peak_memory_bytes", "load_s")
@@ -350,13 +390,60 @@ def test_bench_ends_in_one_json_object(command):
 
 
 def test_chat_remembers_until_reset(command):
-    lines = b"My name is Anna.\nWhat is my name?\n\n/reset\nWhat is my name?\n/exit\nnever read\n"
+    lines = b"My name is Anna.\nWhat is my name?\n\n/clear\nWhat is my name?\n/quit\nnever read\n"
     code, output, errors = command("chat", "-n", "6", stdin=lines)
     replies = output.splitlines()
     assert code == 0 and len(replies) == 3 and "forgotten" in errors
     assert "Anna" in replies[1] and "Anna" not in replies[2]
-    code, _, errors = command("chat", stdin=b"/rest\n")
-    assert code == 2 and "no command /rest" in errors
+
+
+def test_a_pipe_goes_on_after_a_refused_line(command):
+    code, output, errors = command("chat", stdin=f"/rest\n\xff\n/?\n{QUESTION}\n".encode("latin-1"))
+    assert (code, output) == (2, ANSWER)
+    assert "Error: there is no command /rest" in errors and "not valid UTF-8" in errors
+    assert "/exit" in errors
+
+
+@pytest.fixture
+def narrow(steps, monkeypatch):
+    """The built-in model, whatever is loaded, with the context that the test sets."""
+    model = lfm2.load(cache=steps)
+    monkeypatch.setattr(lfm2, "load", lambda *_, **__: model, raising=False)
+    return model
+
+
+def test_a_full_context_is_told(command, narrow):
+    narrow.context = 20  # of which the question takes 17
+    code, output, errors = command("generate", "-v", QUESTION)
+    assert (code, output) == (0, "The capital of\n")
+    assert "because the context is full (-c N gives more room)" in errors
+    found = json.loads(command("generate", "--json", QUESTION)[1])
+    assert (found["finish_reason"], found["ended_by"]) == ("length", "context")
+    code, output, errors = command(
+        "chat", stdin=f"{QUESTION}\nAgain.\n/reset\n{QUESTION}\n".encode()
+    )
+    assert (code, output) == (2, "The capital of\n" * 2)
+    assert errors.count("(the context is full: /reset starts a new conversation") == 2
+    assert "Error: the conversation is full (33 of 20 tokens): /reset" in errors
+
+
+def test_verbose_tells_what_ended_a_reply(command):
+    endings = {"an end token": (), "a stop text": ("--stop", "tal"), "max_tokens": ("-n", "2")}
+    for ending, arguments in endings.items():
+        assert f"ended by {ending}\n" in command("generate", "-v", QUESTION, *arguments)[2]
+
+
+def test_what_is_compiled_is_told_in_tokens(capsys):
+    terminal = Terminal()
+    terminal.is_verbose = True
+    compilation = Compilation(terminal)
+    compilation(SimpleNamespace(rows=32))
+    compilation.count = "3 of 10, "
+    compilation(SimpleNamespace(rows=1))
+    assert capsys.readouterr().err.splitlines() == [
+        "compiling for up to 32 tokens at once (first time only) ...",
+        "compiling for single tokens (3 of 10, first time only) ...",
+    ]
 
 
 def test_a_stopped_reply_stays_in_the_conversation(capsys):
@@ -373,7 +460,7 @@ def test_a_stopped_reply_stays_in_the_conversation(capsys):
         asked.append(list(messages))
         return Interrupted()
 
-    chat = Chat(Terminal(), SimpleNamespace(stream=stream, prepare=lambda stream: None), {})
+    chat = Chat(Terminal(), SimpleNamespace(stream=stream, prepare=lambda _: None), {})
     chat.reply("A story.")
     chat.reply("Go on.")
     turns = [{"role": "user", "content": "A story."}, {"role": "assistant", "content": "Once upon"}]
@@ -411,7 +498,8 @@ class Keys:
 
     @staticmethod
     def _adopt() -> None:
-        # Opened by the leader of a session without one, a terminal becomes its own: Ctrl-C reaches it.
+        # Opened by the leader of a session without one, a terminal becomes its own: Ctrl-C reaches
+        # it.
         os.close(os.open(os.ttyname(0), os.O_RDWR))
 
     def press(self, keys: str) -> None:
@@ -458,6 +546,33 @@ def test_control_c_ends_a_reply_with_its_line(cache_home):
     assert "Traceback" not in keys.shown and keys.shown.endswith("\n")
 
 
+def test_control_c_leaves_nothing_of_a_note(tmp_path):
+    keys = Keys(tmp_path, "generate", "-c", "64", QUESTION)
+    keys.wait_for("compiling for")
+    keys.press("\x03")
+    assert keys.process.wait(DEADLINE_S) == 130
+    with contextlib.suppress(OSError):
+        keys.wait_for("never shown")
+    keys.close()
+    assert keys.shown.endswith("\r\x1b[K\r\n") and "Traceback" not in keys.shown
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [("info",), ("generate", "-v", "-"), ("chat", "-n", "3")])
+def test_an_output_that_is_full_is_one_line(cache_home, arguments):
+    with open("/dev/full", "w") as full:
+        process = start(cache_home, *arguments, stdin=subprocess.PIPE, stdout=full)
+        code, _, errors = finish(process, f"{QUESTION}\n" * 2)
+    line = "Error: the output cannot be written: No space left on device"
+    assert (code, errors.splitlines()[-1]) == (1, line) and "Traceback" not in errors
+    assert errors.count("Error") == 1
+
+
+def test_an_output_that_is_closed_is_one_line(cache_home):
+    code, _, errors = finish(start(cache_home, "info", preexec_fn=lambda: os.close(1)))
+    assert (code, errors) == (1, "Error: the output cannot be written: Bad file descriptor\n")
+
+
 def test_a_reader_that_leaves_ends_the_program_silently(cache_home):
     process = start(cache_home, "generate", "Tell me a story about a dog.")
     process.stdout.close()
@@ -489,3 +604,14 @@ def test_the_cache_outlives_kills_races_and_damage(tmp_path):
     kept[0].write_bytes(damaged)
     assert finish(start(tmp_path, *arguments))[:2] == (0, "The\n")
     assert kept[0].read_bytes() != damaged
+
+
+def test_the_comparison_names_a_missing_peer_before_it_measures(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho torch\n")
+    python.chmod(0o755)
+    engines = ("--engines", "lfm2", "transformers-bfloat16", "--python-peers", str(python))
+    command = [sys.executable, "scripts/bench_peers.py", str(DEMO_FOLDER), *engines]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"{python} lacks torch: pip install torch transformers" in ended.stderr

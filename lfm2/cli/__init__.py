@@ -1,4 +1,5 @@
-"""The command line: the list of commands, and the one place where an error becomes a line and an exit code.
+"""The command line: the list of commands, and the one place where an error becomes a line and an
+exit code.
 
 Loads a command's module, and with it tinygrad, only when that command is called.
 """
@@ -22,7 +23,7 @@ COMMANDS = {
     "generate": "Write the reply to a prompt.",
     "chat": "Talk with a model.",
     "info": "Show what a checkpoint is and what it takes, without loading it.",
-    "compile": "Compile ahead of time what the other commands need.",
+    "compile": "Compile ahead of time what generate and chat need.",
     "convert": "Write a quantised copy of a checkpoint.",
     "score": "Measure the perplexity of a text.",
     "bench": "Measure speed and memory.",
@@ -71,14 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def open_missing_streams() -> None:
-    """A program started with a closed standard stream has none: nothing is read there, and what is written is lost."""
+    """Gives a program that was started with a closed standard stream one.
+
+    Nothing is read there, notes are lost, and writing the output fails as it would without.
+    """
     sys.stdin = sys.stdin or open(os.devnull)
-    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stdout = sys.stdout or open(os.open(os.devnull, os.O_RDONLY), "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
 
 
 def run(arguments: list[str], terminal: Terminal) -> int:
-    """The exit code of a command line. Whatever goes wrong in it is told in one line on standard error."""
+    """The exit code of a command line. What goes wrong is told in one line on standard error."""
     warnings.showwarning = lambda message, *_, **__: terminal.warn(str(message))
     try:
         with lfm2.make_context("lfm2", arguments, obj=terminal) as context:
@@ -87,7 +91,7 @@ def run(arguments: list[str], terminal: Terminal) -> int:
     except click.exceptions.Exit as stopped:
         return stopped.exit_code
     except (KeyboardInterrupt, click.Abort):
-        terminal.end_line()
+        terminal.break_off()
         return INTERRUPTED
     except BrokenPipeError:
         return NO_READER
@@ -129,7 +133,7 @@ def fail_unexpectedly(terminal: Terminal, error: Exception) -> int:
 
 
 def flush_output() -> None:
-    """Writes out what is left, or drops it where it cannot be written, so that Python does not fail to at exit."""
+    """Writes out what is left, or drops what cannot be, so that Python does not fail to at exit."""
     try:
         sys.stdout.flush()
     except OSError:

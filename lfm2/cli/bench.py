@@ -13,8 +13,14 @@ import click
 import lfm2
 from lfm2.cli.costs import decode_bytes
 from lfm2.cli.loading import Stopwatch, load_model, peak_memory_bytes
-from lfm2.cli.measure import FIRST_TOKEN_ROWS, Run, memory_bytes_per_s, run, start_to_text_s
-from lfm2.cli.options import COUNT, LOADING, no_cache_option, options
+from lfm2.cli.measure import (
+    Run,
+    memory_bytes_per_s,
+    num_short_prompt,
+    run,
+    start_to_text_s,
+)
+from lfm2.cli.options import COUNT, loading_options, no_cache_option, options
 from lfm2.cli.terminal import Terminal, bytes_text
 from lfm2.errors import RequestError
 from metal_ops.rows import parts
@@ -24,15 +30,36 @@ WARM_UP_TOKENS = 2
 
 @click.command()
 @options(
-    LOADING,
+    loading_options("Tokens to have room for; at least prompt and generated ones together"),
     no_cache_option,
-    click.option("--prompt-tokens", type=COUNT, default=512, show_default=True, metavar="N"),
-    click.option("--gen-tokens", type=COUNT, default=64, show_default=True, metavar="N"),
-    click.option("--runs", type=COUNT, default=5, show_default=True, metavar="N"),
+    click.option(
+        "--prompt-tokens",
+        type=COUNT,
+        default=512,
+        show_default=True,
+        metavar="N",
+        help="Tokens of the prompt that is read.",
+    ),
+    click.option(
+        "--gen-tokens",
+        type=COUNT,
+        default=64,
+        show_default=True,
+        metavar="N",
+        help="Tokens generated after it.",
+    ),
+    click.option(
+        "--runs",
+        type=COUNT,
+        default=5,
+        show_default=True,
+        metavar="N",
+        help="How many times; the medians count.",
+    ),
     click.option(
         "--cold",
         is_flag=True,
-        help="Measure whole starts too, with an empty and with a filled cache.",
+        help="Measure whole starts too: one with nothing compiled, then RUNS with everything.",
     ),
 )
 @click.pass_obj
@@ -48,6 +75,7 @@ def bench(
     settings = {
         "prompt_tokens": prompt_tokens,
         "gen_tokens": gen_tokens,
+        "first_token_prompt_tokens": num_short_prompt(prompt_tokens),
         "runs": runs,
         "dtype": given["dtype"],
     }
@@ -75,16 +103,12 @@ def bench(
 def generate_arguments(given: dict) -> list[str]:
     """The loading options again, for another process."""
     names = ("model", "device", "dtype", "context")
-    return [
-        text
-        for name in names
-        if given[name] is not None
-        for text in (f"--{name}", str(given[name]))
-    ]
+    named = [(f"--{name}", str(given[name])) for name in names if given[name] is not None]
+    return [text for pair in named for text in pair]
 
 
 def figures(model: "lfm2.Model", taken: list[Run], num_prompt: int, num_decoded: int) -> dict:
-    """The medians of the runs, each run's own figures, and how they stand to the memory's bandwidth."""
+    """The medians of the runs, each run's own figures, and decoding's share of what memory can."""
     runs = {
         "prefill_tok_s": [num_prompt / one.prefill_s for one in taken],
         "decode_tok_s": [num_decoded / one.decode_s for one in taken],
@@ -114,13 +138,13 @@ def bytes_per_decode(model: "lfm2.Model", position: int) -> int:
 
 
 def cold_figures(terminal: Terminal, arguments: list[str], runs: int) -> dict:
-    """Seconds from process start to first text: once with nothing compiled, then with everything."""
+    """Seconds from process start to first text: once with nothing compiled, then with all."""
     with tempfile.TemporaryDirectory(prefix="lfm2-bench-") as cache_home:
-        terminal.show("starting with an empty cache")
+        terminal.show(f"start 1 of {runs + 1}, with nothing compiled before")
         first_s = start_to_text_s(arguments, cache_home)
         later_s = []
         for i in range(runs):
-            terminal.show(f"starting with a filled cache, {i + 1} of {runs}")
+            terminal.show(f"start {i + 2} of {runs + 1}")
             later_s.append(start_to_text_s(arguments, cache_home))
         terminal.wipe()
     return {"first_start_s": first_s, "later_start_s": median(later_s), "later_starts_s": later_s}
@@ -146,8 +170,8 @@ def surroundings(model: "lfm2.Model", name: str | None, settings: dict) -> dict:
             "parameters": model.config.num_params,
             "active_parameters": model.config.num_active_params,
         },
-        "settings": settings
-        | {
+        "settings": {
+            **settings,
             "device": model.runner.device,
             "dtype": settings["dtype"] or model.config.dtype,
             "context": model.context,
@@ -164,19 +188,19 @@ def cpu_name() -> str:
 
 def table(found: dict, settings: dict) -> str:
     runs = found["runs"]
-    share = found.get("decode_memory_share")
-    limit = (
-        f", {share:.0%} of the {found['memory_gb_s']:.1f} that a numpy dot product reads"
-        if share
-        else ""
-    )
+    read = f"{bytes_text(found['bytes_per_decode'])} a token, {found['decode_gb_s']:.1f} GB/s"
+    if "decode_memory_share" in found:
+        share, limit = found["decode_memory_share"], found["memory_gb_s"]
+        read += f", {share:.0%} of the {limit:.1f} that a numpy dot product reads"
     rows = {
         f"prefill of {settings['prompt_tokens']}": spread(
             runs["prefill_tok_s"], "{:.1f}", "tokens/s"
         ),
         f"decode of {settings['gen_tokens']}": spread(runs["decode_tok_s"], "{:.1f}", "tokens/s"),
-        "  memory read": f"{bytes_text(found['bytes_per_decode'])} a token, {found['decode_gb_s']:.1f} GB/s{limit}",
-        f"first token of {FIRST_TOKEN_ROWS}": spread(runs["first_token_s"], "{:.3f}", "s"),
+        "  memory read": read,
+        f"first token of {settings['first_token_prompt_tokens']}": spread(
+            runs["first_token_s"], "{:.3f}", "s"
+        ),
         "before that": f"load {found['load_s']:.2f} s, warm-up {found['warm_up_s']:.2f} s",
         "peak memory": bytes_text(found["peak_memory_bytes"]),
     }

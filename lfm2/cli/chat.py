@@ -7,16 +7,25 @@ import sys
 import click
 
 import lfm2
-from lfm2.cli.generate import check_sampling, report
-from lfm2.cli.loading import decode, load_model
-from lfm2.cli.options import LOADING, REPLYING, SAMPLING, no_cache_option, options
-from lfm2.cli.terminal import Terminal
+from lfm2.cli.generate import report
+from lfm2.cli.loading import decode, load_model, request_of
+from lfm2.cli.options import (
+    REPLYING,
+    SAMPLING,
+    loading_options,
+    no_cache_option,
+    options,
+)
+from lfm2.cli.terminal import OutputFailed, Terminal
 from lfm2.errors import LFM2Error, RequestError
+from lfm2.request import ContextFull, check_options
 
 PROMPT = "> "
-HELP = """/reset  forget the conversation
-/help   this list
-/exit   leave; so do Ctrl-D, and Ctrl-C where nothing is typed
+# The other names are those that neighbouring programs have.
+RESET, HELP, EXIT = ("/reset", "/clear"), ("/help", "/?"), ("/exit", "/quit")
+HELP_TEXT = """/reset  forget the conversation (/clear does too)
+/help   this list (/? too)
+/exit   leave (/quit too); so do Ctrl-D, and Ctrl-C where nothing is typed
 Ctrl-C during a reply stops it; what was said stays in the conversation."""
 
 
@@ -27,7 +36,7 @@ class Keyboard:
         self.is_terminal = sys.stdin.isatty()
         self._readline = None
         if self.is_terminal and sys.stdout.isatty():
-            # Imported here: it is not everywhere, and may write to a standard output that is no terminal.
+            # Imported here: it is not everywhere, and may write to an output that is no terminal.
             with contextlib.suppress(ImportError):
                 self._readline = importlib.import_module("readline")
 
@@ -62,67 +71,101 @@ class Keyboard:
 
 
 class Chat:
-    """The messages so far, and the options of every reply."""
+    """The messages so far, and the options of every reply.
+
+    exit_code: that of the last line of a pipe that was refused.
+    """
 
     def __init__(self, terminal: Terminal, model: "lfm2.Model", request: dict) -> None:
         self.terminal = terminal
         self.model = model
         self.request = request
         self.messages: list[dict] = []
+        self.exit_code = 0
 
     def reset(self) -> None:
         self.messages.clear()
 
     def reply(self, text: str) -> None:
-        """Answers `text`. A turn that failed, or was stopped before its first piece, is not remembered."""
+        """Answers `text`. A turn that failed, or stopped before its first piece, is forgotten."""
         turn = {"role": "user", "content": text}
         pieces: list[str] = []
         try:
-            stream = self.model.stream([*self.messages, turn], **self.request)
+            stream = self.stream([*self.messages, turn])
             self.model.prepare(stream)
             for piece in stream:
                 pieces.append(piece)
                 self.terminal.write(piece)
-            for line in report(stream.reply, {"first_token_s": stream.reply.prefill_s}):
-                self.terminal.detail(line)
         except KeyboardInterrupt:
             self.terminal.write("\n" if pieces else "")
         else:
             self.terminal.write("\n")
+            self.tell_about(stream.reply)
         if pieces:
             self.messages += [turn, {"role": "assistant", "content": "".join(pieces)}]
 
+    def stream(self, messages: list[dict]) -> "lfm2.Stream":
+        """The model's stream. Tells a conversation that has grown too long from a message."""
+        try:
+            return self.model.stream(messages, **self.request)
+        except ContextFull as error:
+            if not self.messages:
+                raise
+            num_tokens = error.num_tokens + (error.max_tokens or 0)
+            reply = ", the reply included" if error.max_tokens else ""
+            raise RequestError(
+                f"the conversation is full ({num_tokens} of {error.context} tokens{reply}): "
+                "/reset starts a new one, -c N gives more room"
+            ) from error
+
+    def tell_about(self, reply: "lfm2.Reply") -> None:
+        for line in report(reply, {"first_token_s": reply.prefill_s}):
+            self.terminal.detail(line)
+        if reply.ended_by == "context":
+            self.terminal.note(
+                "(the context is full: /reset starts a new conversation, -c N gives more room)"
+            )
+
 
 @click.command()
-@options(LOADING, no_cache_option, REPLYING, SAMPLING)
+@options(
+    loading_options("Tokens that a whole conversation may have"),
+    no_cache_option,
+    REPLYING,
+    SAMPLING,
+)
 @click.pass_obj
 def chat(terminal: Terminal, **given) -> None:
     """Talks with a model: a line is a message, /help lists the commands.
 
     Reads from a pipe too, a message a line.
     """
-    check_sampling(given)
+    request = request_of(given)
+    check_options(**{name: value for name, value in request.items() if name != "system"})
     model = load_model(terminal, given)
     keyboard = Keyboard()
-    talk = Chat(terminal, model, given)
+    talk = Chat(terminal, model, request)
     if keyboard.is_terminal:
         terminal.note("/help lists the commands")
     with contextlib.suppress(KeyboardInterrupt):
         while take_turn(terminal, keyboard, talk):
             pass
+    click.get_current_context().exit(talk.exit_code)
 
 
 def take_turn(terminal: Terminal, keyboard: Keyboard, talk: Chat) -> bool:
     """Reads a line and does what it says; false when the chat is over."""
     try:
         line = keyboard.read()
-        if line is None or line.strip() == "/exit":
+        if line is None or line.strip() in EXIT:
             return False
         run_line(terminal, talk, line)
+    except OutputFailed:
+        raise
     except LFM2Error as error:
-        # Who types can go on; a pipe's reader must learn that a reply is missing.
+        # Who types has seen it; a pipe's reader must learn that a reply is missing.
         if not keyboard.is_terminal:
-            raise
+            talk.exit_code = error.exit_code
         terminal.end_line()
         terminal.note(f"Error: {error}")
     return True
@@ -130,11 +173,11 @@ def take_turn(terminal: Terminal, keyboard: Keyboard, talk: Chat) -> bool:
 
 def run_line(terminal: Terminal, talk: Chat, line: str) -> None:
     command = line.strip()
-    if command == "/reset":
+    if command in RESET:
         talk.reset()
         terminal.note("the conversation is forgotten")
-    elif command == "/help":
-        terminal.note(HELP)
+    elif command in HELP:
+        terminal.note(HELP_TEXT)
     elif command.startswith("/") and command[1:].isalpha():
         raise RequestError(f"there is no command {command}; /help lists them")
     elif command:

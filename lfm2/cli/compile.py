@@ -2,13 +2,13 @@
 
 import click
 
-import lfm2
 from lfm2.cli.loading import Compilation, Stopwatch, load_model
-from lfm2.cli.options import LOADING, options
+from lfm2.cli.options import loading_options, options
 from lfm2.cli.terminal import Terminal, bytes_text
-from lfm2.environment import cache_folder
 from lfm2.engine import CHUNK
+from lfm2.environment import cache_folder
 from lfm2.errors import LFM2Error
+from lfm2.runner import bucket
 
 
 class Rows(click.ParamType):
@@ -37,13 +37,14 @@ ALL_ROWS = [1 << power for power in range(CHUNK.bit_length())]
 
 @click.command("compile")
 @options(
-    LOADING,
+    loading_options("The context that generate and chat will be given"),
     click.option(
         "--rows",
         type=Rows(),
         default=ALL_ROWS,
         show_default="all powers of two up to 512",
-        help="Sizes to compile for: 1 is decoding, others are pieces of a prompt, rounded up to a power of two.",
+        help="Tokens at once to compile for: 1 to decode, more for a prompt or a piece of it. "
+        "Rounded up to powers of two.",
     ),
 )
 @click.pass_obj
@@ -56,18 +57,23 @@ def compile(terminal: Terminal, rows: list[int], **given) -> None:
     model = load_model(terminal, given, compilation)
     artifacts = model.runner.artifacts
     watch = Stopwatch()
-    # What cannot be kept shows at the latest when the first form is saved.
-    forms = set()
-    for num_rows in sorted(rows):
+    # What cannot be kept shows at the latest when the first step is saved.
+    capacities = []
+    sizes = sorted({bucket(num_rows) for num_rows in rows})
+    for i, size in enumerate(sizes, 1):
         if artifacts.folder is None:
             break
-        forms.add(model.form(num_rows).capacity)
+        compilation.count = f"{i} of {len(sizes)}, "
+        capacities.append(model.form(size).capacity)
+    terminal.wipe()
     if artifacts.folder is None:
         raise LFM2Error(f"nothing is kept: {cache_folder()} cannot be used")
     compile_s = watch.lap_s()
-    num_bytes = sum(artifacts.path(capacity).stat().st_size for capacity in forms)
-    num_found = len(forms) - compilation.num_forms
+    num_bytes = sum(artifacts.path(capacity).stat().st_size for capacity in capacities)
+    num_compiled = compilation.num_steps
+    num_found = len(capacities) - num_compiled
     terminal.write(
-        f"compiled {compilation.num_forms} forms in {compile_s:.1f} s, {num_found} were there; "
+        f"compiled {num_compiled} step{'s' * (num_compiled != 1)} in {compile_s:.1f} s, "
+        f"{num_found} {'was' if num_found == 1 else 'were'} there; "
         f"{bytes_text(num_bytes)} in {artifacts.folder}\n"
     )

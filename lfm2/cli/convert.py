@@ -21,10 +21,24 @@ from lfm2.hub import resolve
         required=True,
         type=click.Path(path_type=Path),
         metavar="FOLDER",
-        help="New or empty.",
+        help="Where to write the copy: a new or an empty folder.",
     ),
-    click.option("--bits", type=int, default=4, show_default=True, metavar="4|8"),
-    click.option("--group-size", type=int, default=64, show_default=True, metavar="32|64|128"),
+    click.option(
+        "--bits",
+        type=int,
+        default=4,
+        show_default=True,
+        metavar="4|8",
+        help="Bits a weight: 4 for the smallest copy, 8 for the closest.",
+    ),
+    click.option(
+        "--group-size",
+        type=int,
+        default=64,
+        show_default=True,
+        metavar="32|64|128",
+        help="Weights that share a scale: fewer are closer to the original and take more.",
+    ),
 )
 @click.pass_obj
 def convert(terminal: Terminal, model: str | None, out: Path, bits: int, group_size: int) -> None:
@@ -39,5 +53,6 @@ def convert(terminal: Terminal, model: str | None, out: Path, bits: int, group_s
     num_bytes = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     bits_each = 8 * num_bytes / Config.from_folder(out).num_params
     terminal.write(
-        f"wrote {out}: {bytes_text(num_bytes)}, {bits_each:.2f} bits a weight, {watch.lap_s():.1f} s\n"
+        f"wrote {out}: {bytes_text(num_bytes)}, {bits_each:.2f} bits a weight, "
+        f"{watch.lap_s():.1f} s\n"
     )

@@ -1,4 +1,4 @@
-"""What a checkpoint's tensors take, by their names: bytes by kind, bytes that a decode step reads."""
+"""What a checkpoint's tensors take, by their names: bytes by kind, bytes a decode step reads."""
 
 from collections.abc import Mapping
 
@@ -30,7 +30,9 @@ def bytes_by_kind(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def decode_bytes(sizes: Mapping[str, int], config: Config) -> int:
-    """The bytes of weights that a decode step reads: of the experts the chosen, of an untied embedding one row."""
+    """The bytes of weights that a decode step reads: of the experts the chosen, of an untied
+    embedding one row.
+    """
     kinds = bytes_by_kind(sizes)
     total = sum(kinds.values())
     if config.num_experts:

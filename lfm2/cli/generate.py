@@ -2,15 +2,36 @@
 
 import json
 import sys
-from dataclasses import fields
 
 import click
 
 import lfm2
-from lfm2.cli.loading import Compilation, Stopwatch, load_model, peak_memory_bytes, read_text
-from lfm2.cli.options import LOADING, REPLYING, SAMPLING, json_option, no_cache_option, options
+from lfm2.cli.loading import (
+    Compilation,
+    Stopwatch,
+    load_model,
+    peak_memory_bytes,
+    read_text,
+    request_of,
+)
+from lfm2.cli.options import (
+    REPLYING,
+    SAMPLING,
+    json_option,
+    loading_options,
+    no_cache_option,
+    options,
+)
 from lfm2.cli.terminal import Terminal, bytes_text
-from lfm2.sampling import Draw, Sampling
+from lfm2.request import check_request
+from lfm2.sampling import Draw
+
+ENDINGS = {
+    "end token": "ended by an end token",
+    "stop text": "ended by a stop text",
+    "max_tokens": "ended by max_tokens",
+    "context": "ended because the context is full (-c N gives more room)",
+}
 
 
 @click.command()
@@ -19,7 +40,7 @@ from lfm2.sampling import Draw, Sampling
     "-p", "--prompt", "prompt_option", metavar="TEXT", help="The prompt, in place of PROMPT."
 )
 @options(
-    LOADING,
+    loading_options("Tokens that prompt and reply may have together"),
     no_cache_option,
     REPLYING,
     SAMPLING,
@@ -40,19 +61,20 @@ def generate(
 ) -> None:
     """Writes the reply to PROMPT as it is made.
 
-    A PROMPT of - is read from standard input; so is a missing one, unless standard input is a terminal.
+    A PROMPT of - is read from standard input; so is a missing one, unless that is a terminal.
     """
     if given["num_logprobs"] and not as_json:
         raise click.UsageError("--logprobs needs --json")
     prompt = chosen_prompt(prompt, prompt_option)
-    check_sampling(given)
+    request = request_of(given)
+    check_request(prompt, **request)
     watch = Stopwatch()
     compilation = Compilation(terminal)
     model = load_model(terminal, given, compilation)
     times = {"load_s": watch.lap_s()}
-    stream = model.stream(prompt, **given)
+    stream = model.stream(prompt, **request)
     model.prepare(stream)
-    times["compile_s"] = watch.lap_s() if compilation.num_forms else 0.0
+    times["compile_s"] = watch.lap_s() if compilation.num_steps else 0.0
     for piece in stream:
         if not as_json:
             terminal.write(piece)
@@ -64,7 +86,7 @@ def generate(
 
 
 def chosen_prompt(argument: str | None, option: str | None) -> str:
-    """The prompt: an argument, -p, or standard input, of which one trailing line end is not part."""
+    """The prompt: an argument, -p, or standard input without one trailing line end."""
     if argument is not None and option is not None:
         raise click.UsageError("the prompt is given twice, as an argument and with -p")
     prompt = option if argument is None else argument
@@ -75,12 +97,6 @@ def chosen_prompt(argument: str | None, option: str | None) -> str:
     return prompt
 
 
-def check_sampling(given: dict) -> None:
-    """Refuses sampling options that are out of range before anything is loaded."""
-    names = [field.name for field in fields(Sampling)]
-    Sampling().override(**{name: given[name] for name in names if name in given})
-
-
 def report(reply: "lfm2.Reply", times: dict[str, float]) -> list[str]:
     """What --verbose tells of a reply."""
     rates = speeds(reply)
@@ -88,8 +104,8 @@ def report(reply: "lfm2.Reply", times: dict[str, float]) -> list[str]:
     lines = [
         f"prompt: {reply.num_prompt_tokens} tokens, {reply.num_reused_tokens} reused, "
         f"{rates['prefill_tok_s']:.1f} tokens/s",
-        f"reply: {num_tokens} token{'s' * (num_tokens != 1)}, {rates['decode_tok_s']:.1f} tokens/s, "
-        f"ended by {'max_tokens' if reply.finish_reason == 'length' else 'itself or a stop text'}",
+        f"reply: {num_tokens} token{'s' * (num_tokens != 1)}, "
+        f"{rates['decode_tok_s']:.1f} tokens/s, {ENDINGS[reply.ended_by]}",
         f"first token: after {times['first_token_s']:.2f} s",
     ]
     if "load_s" in times:
@@ -114,6 +130,7 @@ def json_line(model: "lfm2.Model", reply: "lfm2.Reply", times: dict[str, float])
         "text": reply.text,
         "tokens": reply.tokens,
         "finish_reason": reply.finish_reason,
+        "ended_by": reply.ended_by,
         "prompt_tokens": reply.num_prompt_tokens,
         "timings": times | speeds(reply),
         "peak_memory_bytes": peak_memory_bytes(),

@@ -1,4 +1,4 @@
-"""`lfm2 info`: what a checkpoint is and takes, from its config and the headers of its files alone."""
+"""`lfm2 info`: what a checkpoint is and takes, from its config and its files' headers alone."""
 
 import json
 import math
@@ -44,11 +44,14 @@ def describe(folder: Path, config: Config, targets: list[Target]) -> dict:
     weight_bytes = sum(sizes.values())
     conv_bytes = config.conv_bytes_per_slot(ring_size(config), itemsize)
     memory_bytes = machine_memory_bytes()
-    free_bytes = int(memory_bytes * USABLE_SHARE) - weight_bytes - conv_bytes
+    fixed_bytes = weight_bytes + conv_bytes
+    token_bytes = bytes_per_token(config, itemsize)
+    num_fitting = (int(memory_bytes * USABLE_SHARE) - fixed_bytes) // token_bytes
     steps = list(cache_folder().glob("*.step"))
     return {
         "model": "built-in" if folder == DEMO_FOLDER else str(folder),
         "architecture": architecture(config),
+        "feed_forward": feed_forward(config),
         "layers": config.num_layers,
         "layer_kinds": dict(Counter(config.layer_types)),
         "parameters": config.num_params,
@@ -63,9 +66,8 @@ def describe(folder: Path, config: Config, targets: list[Target]) -> dict:
         "conv_bytes_per_slot": conv_bytes,
         "max_context": config.max_positions,
         "memory_bytes": memory_bytes,
-        "context_that_fits": max(
-            0, min(config.max_positions, free_bytes // bytes_per_token(config, itemsize))
-        ),
+        "full_context_bytes": fixed_bytes + config.max_positions * token_bytes,
+        "context_that_fits": max(0, min(config.max_positions, num_fitting)),
         **tokenizer_facts(folder, config),
         "cache_folder": str(cache_folder()),
         "cached_steps": len(steps),
@@ -74,13 +76,21 @@ def describe(folder: Path, config: Config, targets: list[Target]) -> dict:
 
 
 def architecture(config: Config) -> str:
-    sizes = f"width {config.hidden_size}, {config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} kv heads"
-    if not config.num_experts:
-        return f"LFM2: {sizes}, feed-forward {config.ffn_size}, vocabulary {config.vocab_size}"
-    experts = (
-        f"{config.num_active_experts} of {config.num_experts} experts of {config.expert_ffn_size}"
+    kind = "LFM2-MoE" if config.num_experts else "LFM2"
+    return (
+        f"{kind}: width {config.hidden_size}, {config.num_heads} heads of {config.head_dim}, "
+        f"{config.num_kv_heads} kv heads, vocabulary {config.vocab_size}"
     )
-    return f"LFM2-MoE: {sizes}, {experts}, {config.num_dense_layers} dense layers, vocabulary {config.vocab_size}"
+
+
+def feed_forward(config: Config) -> str:
+    if not config.num_experts:
+        return f"width {config.ffn_size}"
+    return (
+        f"{config.num_active_experts} of {config.num_experts} experts of width "
+        f"{config.expert_ffn_size}; width {config.ffn_size} in the first "
+        f"{config.num_dense_layers} layers"
+    )
 
 
 def quantisation(config: Config) -> str | None:
@@ -121,14 +131,10 @@ def table(found: dict) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in found["layer_kinds"].items())
     active = found["active_parameters"]
     note = f", {active:,} active for a token" if active != found["parameters"] else ""
-    fits = (
-        f"{found['context_that_fits']:,} tokens"
-        if found["context_that_fits"]
-        else "nothing, by its weights"
-    )
     rows = {
         "model": found["model"],
         "architecture": found["architecture"],
+        "feed-forward": found["feed_forward"],
         "layers": f"{found['layers']}: {kinds}",
         "parameters": f"{found['parameters']:,}{note}",
         "quantisation": found["quantisation"] or "none",
@@ -138,7 +144,7 @@ def table(found: dict) -> str:
         "keys and values": f"{bytes_text(found['kv_bytes_per_token'])} a token ({found['dtype']})",
         "conv state": f"{bytes_text(found['conv_bytes_per_slot'])} a stream",
         "context": f"up to {found['max_context']:,} tokens",
-        "fits here": f"{fits} in {bytes_text(found['memory_bytes'])} of memory",
+        "fits here": fitting(found),
         "tokenizer": found["tokenizer"],
         "end tokens": ", ".join(map(str, found["eos_token_ids"])),
         "chat template": "present" if found["has_chat_template"] else "none",
@@ -146,3 +152,15 @@ def table(found: dict) -> str:
         f"{bytes_text(found['cached_step_bytes'])}",
     }
     return "".join(f"{name:17}{value}\n" for name, value in rows.items())
+
+
+def fitting(found: dict) -> str:
+    """How much context the machine's memory has room for, weights and state included."""
+    here = f"{bytes_text(found['memory_bytes'])} here"
+    needed = bytes_text(found["full_context_bytes"])
+    whole, fits = found["max_context"], found["context_that_fits"]
+    if not fits:
+        return f"nothing: the weights take {bytes_text(found['weight_bytes'])} of the {here}"
+    if fits < whole:
+        return f"{fits:,} of {whole:,} tokens (all would need {needed}, of the {here})"
+    return f"all {whole:,} tokens (needs {needed} of the {here})"

@@ -1,4 +1,6 @@
-"""Loads a model for a command, with the progress that a user sees, and reads what it is given to work on."""
+"""Loads a model for a command, with the progress that a user sees, and reads what it is given to
+work on.
+"""
 
 import resource
 import sys
@@ -9,36 +11,43 @@ import lfm2
 from lfm2.cli.terminal import Bar, Terminal, bytes_text
 from lfm2.errors import RequestError
 
+# The options that are `lfm2.load`'s; what else a command is given, it asks of the model.
+LOADING_NAMES = ("model", "device", "dtype", "context", "no_cache")
+
 
 class Compilation:
-    """Tells what is being compiled; counts it."""
+    """Tells what is being compiled, and counts it. `count` is told too, such as "3 of 10, "."""
 
     def __init__(self, terminal: Terminal) -> None:
         self.terminal = terminal
-        self.num_forms = 0
+        self.num_steps = 0
+        self.count = ""
 
     def __call__(self, capacity) -> None:
-        self.num_forms += 1
-        rows = f"{capacity.rows} row{'s' * (capacity.rows > 1)}"
-        message = f"compiling the form for {rows}, once for this model and machine ..."
+        self.num_steps += 1
+        size = f"up to {capacity.rows} tokens at once" if capacity.rows > 1 else "single tokens"
+        message = f"compiling for {size} ({self.count}first time only) ..."
         self.terminal.detail(message)
         self.terminal.show(message)
+
+
+def request_of(given: dict) -> dict:
+    """Of a command's arguments those that are for `Model.stream`."""
+    return {name: value for name, value in given.items() if name not in LOADING_NAMES}
 
 
 def load_model(
     terminal: Terminal, given: dict, compilation: Compilation | None = None
 ) -> "lfm2.Model":
-    """Takes the loading options out of a command's arguments and loads the model they name."""
-    name = given.pop("model")
-    no_cache = given.pop("no_cache", False)
-    if name is None:
+    """Loads the model that a command's arguments name, as their other loading options say."""
+    if given["model"] is None:
         terminal.note("using the built-in model (name another with -m FOLDER or -m org/name)")
     return lfm2.load(
-        name,
-        device=given.pop("device"),
-        dtype=given.pop("dtype"),
-        context=given.pop("context"),
-        cache=not no_cache,
+        given["model"],
+        device=given["device"],
+        dtype=given["dtype"],
+        context=given["context"],
+        cache=not given.get("no_cache", False),
         progress=Bar(terminal, "loading weights", bytes_text),
         compiling=compilation or Compilation(terminal),
         warn=terminal.warn,

@@ -1,4 +1,6 @@
-"""The measurements of `lfm2 bench`: rounds of a loaded model, the memory's bandwidth, whole starts of the program."""
+"""The measurements of `lfm2 bench`: rounds of a loaded model, the memory's bandwidth, whole starts
+of the program.
+"""
 
 import os
 import subprocess
@@ -15,14 +17,16 @@ from lfm2.stream import RunSegment
 
 BANDWIDTH_BYTES = 256 << 20
 BANDWIDTH_RUNS = 5
-FIRST_TOKEN_ROWS = 16
+SHORT_PROMPT_TOKENS = 16
 COLD_PROMPT = "Once upon a time"
 COLD_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds of one run: the prompt with its first token, the tokens after it, a short prompt with its first token."""
+    """Seconds of one run: the prompt with its first token, the tokens after it, a short prompt with
+    its first token.
+    """
 
     prefill_s: float
     decode_s: float
@@ -34,6 +38,11 @@ def prompt_ids(num_tokens: int, vocab_size: int) -> list[int]:
     return [(8 + 37 * i % 4000) % vocab_size for i in range(num_tokens)]
 
 
+def num_short_prompt(num_prompt: int) -> int:
+    """Tokens of the prompt whose first token is timed: no more than was asked for."""
+    return min(SHORT_PROMPT_TOKENS, num_prompt)
+
+
 def run(model: "lfm2.Model", num_prompt: int, num_decoded: int) -> Run:
     ids = prompt_ids(num_prompt, model.config.vocab_size)
     start = time.perf_counter()
@@ -43,7 +52,7 @@ def run(model: "lfm2.Model", num_prompt: int, num_decoded: int) -> Run:
     for _ in range(num_decoded):
         token = int(feed([token], 1).tokens[0])
     decoded = time.perf_counter()
-    feed_prompt(model.feed(), prompt_ids(FIRST_TOKEN_ROWS, model.config.vocab_size))
+    feed_prompt(model.feed(), ids[: num_short_prompt(num_prompt)])
     return Run(prefilled - start, decoded - prefilled, time.perf_counter() - decoded)
 
 
@@ -55,7 +64,9 @@ def feed_prompt(feed: RunSegment, ids: list[int]) -> int:
 
 
 def memory_bytes_per_s() -> float:
-    """The best rate of several at which numpy's dot product, on all cores, reads an array that no cache holds."""
+    """The best rate of several at which numpy's dot product, on all cores, reads an array that no
+    cache holds.
+    """
     values = np.ones(BANDWIDTH_BYTES // 4, np.float32)
     times_s = []
     for _ in range(BANDWIDTH_RUNS):
@@ -66,18 +77,11 @@ def memory_bytes_per_s() -> float:
 
 
 def start_to_text_s(arguments: list[str], cache_home: str) -> float:
-    """Seconds from the start of a process to its first text, compiled steps being kept in `cache_home`."""
-    command = [
-        sys.executable,
-        "-m",
-        "lfm2",
-        "generate",
-        *arguments,
-        "--raw",
-        "-n",
-        str(COLD_TOKENS),
-        COLD_PROMPT,
-    ]
+    """Seconds from the start of a process to its first text; compiled steps are kept in
+    `cache_home`.
+    """
+    asked = ["--raw", "-n", str(COLD_TOKENS), COLD_PROMPT]
+    command = [sys.executable, "-m", "lfm2", "generate", *arguments, *asked]
     environment = {**os.environ, "XDG_CACHE_HOME": cache_home}
     environment.pop("CACHEDB", None)
     start = time.perf_counter()

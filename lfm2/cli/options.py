@@ -1,4 +1,7 @@
-"""The options that commands share, each defined once. Their names are those of `lfm2.load` and `Model.stream`."""
+"""The options that commands share, each defined once.
+
+Their names are those of `lfm2.load` and `Model.stream`.
+"""
 
 from collections.abc import Callable
 
@@ -47,24 +50,29 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 DTYPES = ("bfloat16", "float16", "float32")
 COUNT = click.IntRange(min=1)
 
-LOADING = (
-    model_option,
-    click.option(
-        "--device",
-        metavar="NAME",
-        help="A tinygrad device: CPU, METAL, CUDA, ... (the best there is).",
-    ),
-    click.option(
-        "--dtype", type=click.Choice(DTYPES), help="The type to compute in (the checkpoint's)."
-    ),
-    click.option(
+device_option = click.option(
+    "--device",
+    metavar="NAME",
+    help="A tinygrad device: CPU, METAL, CUDA, ... (DEV if set, METAL on a Mac, the GPU there is, "
+    "else CPU).",
+)
+dtype_option = click.option(
+    "--dtype", type=click.Choice(DTYPES), help="The type to compute in (the checkpoint's)."
+)
+
+
+def loading_options(context: str) -> tuple[Callable, ...]:
+    """The options of `lfm2.load`; `context` says what its length means to the command."""
+    context_option = click.option(
         "-c",
         "--context",
         type=COUNT,
         metavar="N",
-        help="Tokens of prompt and reply (as the model, up to 32768).",
-    ),
-)
+        help=f"{context} (what the model can, at most 32768).",
+    )
+    return model_option, device_option, dtype_option, context_option
+
+
 no_cache_option = click.option("--no-cache", is_flag=True, help="Compile anew and keep nothing.")
 REPLYING = (
     click.option(
@@ -82,29 +90,35 @@ REPLYING = (
 SAMPLING = (
     click.option(
         "--temp",
+        "--temperature",
         "temperature",
         type=float,
         metavar="T",
-        help="Temperature; 0 takes the likeliest token.",
+        help="Temperature; 0 takes the likeliest token (the checkpoint's, else 0).",
     ),
-    click.option("--top-k", type=int, metavar="K", help="Keep the K likeliest tokens (0 = all)."),
+    click.option(
+        "--top-k",
+        type=int,
+        metavar="K",
+        help="Keep the K likeliest tokens (the checkpoint's, else 0 = all).",
+    ),
     click.option(
         "--top-p",
         type=float,
         metavar="P",
-        help="Keep the likeliest tokens that make up P (1 = all).",
+        help="Keep the likeliest tokens that make up P (the checkpoint's, else 1 = all).",
     ),
     click.option(
         "--min-p",
         type=float,
         metavar="P",
-        help="Keep tokens P times as likely as the likeliest (0 = all).",
+        help="Keep tokens P times as likely as the likeliest (the checkpoint's, else 0 = all).",
     ),
     click.option(
         "--repetition-penalty",
         type=float,
         metavar="X",
-        help="Weaken tokens that were there (1 = off).",
+        help="Weaken tokens that were there (the checkpoint's, else 1 = off).",
     ),
     click.option(
         "--repetition-window",
@@ -113,10 +127,13 @@ SAMPLING = (
         help="How many tokens back that looks (0 = all).",
     ),
     click.option(
-        "--logit-bias", type=TokenBias(), multiple=True, help="Add to a token's logit. Repeatable."
+        "--logit-bias",
+        type=TokenBias(),
+        multiple=True,
+        help="Add to a token's logit, -inf to ban it. Repeatable.",
     ),
     click.option(
-        "--seed", type=int, metavar="N", help="Without it: a number made from the prompt."
+        "--seed", type=int, metavar="N", help="Decides the draws (a number made from the prompt)."
     ),
 )
 

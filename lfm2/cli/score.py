@@ -8,19 +8,24 @@ import numpy as np
 
 import lfm2
 from lfm2.cli.loading import load_model, read_text
-from lfm2.cli.options import LOADING, json_option, no_cache_option, options
+from lfm2.cli.options import json_option, loading_options, no_cache_option, options
 from lfm2.cli.terminal import Bar, Terminal
 from lfm2.errors import NonFiniteLogits, RequestError
 
 
 @click.command()
 @click.argument("file")
-@options(LOADING, no_cache_option, json_option)
+@options(
+    loading_options("Tokens of a window, which the model reads at a time"),
+    no_cache_option,
+    json_option,
+)
 @click.pass_obj
 def score(terminal: Terminal, file: str, as_json: bool, **given) -> None:
     """Measures the perplexity of the text in FILE (- = standard input).
 
-    The text is cut into windows of the context's length, each of which opens with the model's BOS token.
+    The text is cut into windows of the context's length, each of which opens with the model's BOS
+    token.
     """
     text = read_text(file)
     if not text.strip():
@@ -31,7 +36,7 @@ def score(terminal: Terminal, file: str, as_json: bool, **given) -> None:
 
 
 def measure(terminal: Terminal, model: "lfm2.Model", text: str) -> dict:
-    """The mean over all tokens of their negative log-likelihood, in nats, and what follows from it."""
+    """The mean negative log-likelihood of all tokens, in nats, and what follows from it."""
     cuts = windows(model, text)
     num_tokens = sum(len(window) - 1 for window in cuts)
     if num_tokens < 1:
@@ -82,8 +87,10 @@ def negative_log_likelihood(logits: np.ndarray, targets: list[int]) -> float:
 
 
 def table(found: dict) -> str:
+    num_windows = found["windows"]
+    windows = f"{num_windows} window{'s' * (num_windows > 1)} of up to {found['window_tokens']:,}"
     return (
         f"perplexity                {found['perplexity']:.4f}\n"
         f"negative log-likelihood   {found['negative_log_likelihood']:.6f} nats a token\n"
-        f"tokens                    {found['tokens']} in {found['windows']} windows of {found['window_tokens']}\n"
+        f"tokens                    {found['tokens']:,} in {windows}\n"
     )

@@ -1,6 +1,7 @@
 """What the commands say: text on standard output; notes, warnings and progress on standard error.
 
-A progress line is written only on a terminal and wiped before anything else is. Knows nothing of models.
+A progress line is written only on a terminal and wiped before anything else is. Knows nothing of
+models.
 """
 
 import contextlib
@@ -9,10 +10,18 @@ import sys
 import time
 from collections.abc import Callable
 
+from lfm2.errors import LFM2Error
+
+# To the start of the line, which is cleared.
+WIPE = "\r\x1b[K"
 BAR_WIDTH = 30
 # A bar that is there for less than this is a flicker.
 BAR_DELAY_S = 1.0
 BAR_INTERVAL_S = 0.1
+
+
+class OutputFailed(LFM2Error):
+    """Standard output is closed, or where it goes is full."""
 
 
 class Terminal:
@@ -26,26 +35,45 @@ class Terminal:
         self._told: set[str] = set()
 
     def write(self, text: str) -> None:
-        """Text of the model or of a result, written at once."""
+        """Text of the model or of a result, written at once. Raises OutputFailed."""
         self.wipe()
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputFailed(f"the output cannot be written: {error.strerror}") from error
         if text:
             self._is_inside_line = not text.endswith("\n")
 
     def end_line(self) -> None:
         """Ends the line of a text that broke off, if there is still somebody to write to."""
         if self._is_inside_line:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, OutputFailed):
                 self.write("\n")
+
+    def break_off(self) -> None:
+        """After an interrupt: nothing of ours is left in the line where the shell goes on."""
+        self.wipe()
+        is_ended = self._is_inside_line and sys.stdout.isatty()
+        self.end_line()
+        # The terminal itself has put ^C there.
+        if self.is_terminal and not is_ended:
+            self._tell("\n")
 
     def note(self, message: str) -> None:
         """A line on standard error."""
         self.wipe()
         if self._is_inside_line and self.is_terminal and sys.stdout.isatty():
             self.end_line()
-        sys.stderr.write(message + "\n")
-        sys.stderr.flush()
+        self._tell(message + "\n")
+
+    def _tell(self, text: str) -> None:
+        """Standard error that cannot be written is no reason to stop."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
     def warn(self, message: str) -> None:
         """A warning, told once."""
@@ -62,15 +90,14 @@ class Terminal:
         """Replaces the progress line."""
         if self.is_terminal:
             width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write("\r\x1b[K" + message[:width])
-            sys.stderr.flush()
+            # Before it is, lest an interrupt come between.
             self._has_line = True
+            self._tell(WIPE + message[:width])
 
     def wipe(self) -> None:
         """Takes the progress line away."""
         if self._has_line:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            self._tell(WIPE)
             self._has_line = False
 
 
