@@ -14,12 +14,12 @@ from lfm2.environment import cache_folder, settle_tinygrad
 from lfm2.errors import RequestError
 from lfm2.hub import resolve
 from lfm2.model import LFM2
-from lfm2.request import ContextFull, Prompt, check_prompt, check_request
+from lfm2.request import ContextFull, Prompt, check_prompt, check_request, is_token_ids
 from lfm2.runner import Compiling, Drawn, Form, Runner, bucket
 from lfm2.sampling import Sampling
 from lfm2.state import MAX_ROWS, MAX_WINDOW, State
 from lfm2.stream import Reply, RunSegment, Stream
-from lfm2.tokenizer import Tokenizer
+from lfm2.tokenizer import NoTokenizer, Tokenizer
 from lfm2.tokenizer_files import read_generation_config
 from lfm2.weights import Progress, load_weights
 from metal_ops.table import Capacity
@@ -38,7 +38,12 @@ class Model:
     """A loaded checkpoint with one stream's state. Not for several threads at once."""
 
     def __init__(
-        self, config: Config, tokenizer: Tokenizer, runner: Runner, sampling: Sampling, context: int
+        self,
+        config: Config,
+        tokenizer: Tokenizer | NoTokenizer,
+        runner: Runner,
+        sampling: Sampling,
+        context: int,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -69,7 +74,8 @@ class Model:
     ) -> Stream:
         """An iterator over the pieces of the reply to a question or a list of chat messages.
 
-        raw: the prompt is text to go on with, not a question, and no chat template is applied.
+        raw: the prompt is text to go on with, not a question, and no chat template is applied. A
+        list of token ids is taken as it is, and is all that a folder without a tokenizer takes.
         max_tokens: 512 by default, or what the context has room for. Everything else (temperature,
         top_k, top_p, min_p, repetition_penalty, seed, ...) is an option of `Sampling`; what is not
         given comes from the checkpoint's generation_config.json. Raises RequestError, before any
@@ -129,6 +135,8 @@ class Model:
     ) -> list[int]:
         """The token ids of a prompt as `stream` would run it."""
         check_prompt(prompt, system=system, tools=tools, raw=raw)
+        if is_token_ids(prompt):
+            return self._in_vocabulary(prompt)
         if raw:
             return self.tokenizer.encode(prompt)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -214,6 +222,7 @@ def load(
     dtype: str | None = None,
     context: int | None = None,
     cache: str | Path | bool = True,
+    needs_text: bool = False,
     progress: Progress | None = None,
     compiling: Compiling | None = None,
     warn: Callable[[str], None] | None = None,
@@ -222,13 +231,15 @@ def load(
 
     device: a tinygrad device. dtype: the compute type, by default the checkpoint's own; weights
     stay as they are stored. context: how many tokens prompt and reply may have together. cache: the
-    folder of compiled steps, or False for none. progress hears of bytes read, compiling of each
-    form that has to be compiled, warn of what works less well than it could. Raises LFM2Error.
+    folder of compiled steps, or False for none. needs_text: a folder without a tokenizer, which
+    could serve token ids, is refused. progress hears of bytes read, compiling of each form that has
+    to be compiled, warn of what works less well than it could. Raises LFM2Error.
     """
     warn = warn or (lambda message: None)
     folder = resolve(name)
     config = Config.from_folder(folder)
-    tokenizer = Tokenizer.from_folder(folder, config)
+    has_tokenizer = needs_text or (folder / "tokenizer.json").exists()
+    tokenizer = (Tokenizer.from_folder if has_tokenizer else NoTokenizer)(folder, config)
     sampling = Sampling.from_generation_config(read_generation_config(folder))
     compute = compute_dtype(dtype or config.dtype)
     context = checked_context(context, config)

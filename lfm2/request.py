@@ -5,13 +5,15 @@ The command line refuses with it before anything is loaded, `Model.stream` befor
 
 from collections.abc import Sequence
 from dataclasses import fields
+from numbers import Integral
 
 from lfm2.errors import RequestError
 from lfm2.sampling import Sampling
 from lfm2.template import checked_messages
 from lfm2.text_stream import StopText
 
-Prompt = str | Sequence[dict]
+# A text, chat messages, or token ids.
+Prompt = str | Sequence[dict] | Sequence[int]
 # Beside those of `Sampling`.
 REPLY_OPTIONS = ("max_tokens", "stop", "system", "tools", "raw")
 
@@ -32,6 +34,12 @@ class ContextFull(RequestError):
         super().__init__(message)
 
 
+def is_token_ids(prompt: object) -> bool:
+    """Whether a prompt is a list of numbers."""
+    is_list = isinstance(prompt, list | tuple) and len(prompt) > 0
+    return is_list and all(isinstance(token, Integral) for token in prompt)
+
+
 def check_prompt(
     prompt: Prompt,
     *,
@@ -42,6 +50,10 @@ def check_prompt(
     """Raises RequestError for a prompt that is none, or not of the kind that the options want."""
     if raw and (system is not None or tools is not None):
         raise RequestError("a raw prompt is text, without system prompt and tools")
+    if is_token_ids(prompt):
+        if system is not None or tools is not None:
+            raise RequestError("token ids are a whole prompt, without system prompt and tools")
+        return
     if raw and not isinstance(prompt, str):
         raise RequestError(f"a raw prompt is text, got {type(prompt).__name__}")
     if isinstance(prompt, str):
@@ -51,7 +63,7 @@ def check_prompt(
         checked_messages(prompt)
     else:
         kind = type(prompt).__name__
-        raise RequestError(f"a prompt is a text or a list of messages, got {kind}")
+        raise RequestError(f"a prompt is a text, messages or token ids, got {kind}")
     if system is not None and not isinstance(system, str):
         raise RequestError(f"a system prompt is text, got {type(system).__name__}")
 

@@ -16,6 +16,7 @@ from lfm2.template import ChatTemplate, checked_messages
 from lfm2.tokenizer_files import (
     check_size,
     eos_token_ids,
+    generation_eos_ids,
     id_of,
     read_bpe,
     read_object,
@@ -154,6 +155,25 @@ class Tokenizer:
             f"{self.folder} has no chat template (chat_template.jinja, or chat_template in "
             f"tokenizer_config.json); give raw text instead of a chat"
         )
+
+
+class NoTokenizer:
+    """Stands in for the tokenizer of a folder that has none: ids are served, text is refused."""
+
+    bos_token_id = None
+    templates: dict[str, ChatTemplate] = {}
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self.path = folder / "tokenizer.json"
+        self.eos_token_ids = frozenset({*config.eos_token_ids, *generation_eos_ids(folder)})
+
+    def encode(self, *_, **__) -> list[int]:
+        raise TokenizerError(f"{self.path} is missing: without it a prompt is a list of token ids")
+
+    encode_chat = decode = encode
+
+    def token_bytes(self, token: int, skip_special: bool = True) -> bytes:
+        return b""
 
 
 def _byte_of_letter() -> dict[int, int]:

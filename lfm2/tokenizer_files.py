@@ -25,7 +25,7 @@ TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 def read_bpe(path: Path) -> tokenizers.Tokenizer:
     """The vocabulary of a tokenizer.json, which must be byte-level BPE."""
-    _check_there(path)
+    check_there(path)
     try:
         bpe = tokenizers.Tokenizer.from_file(str(path))
     # The library raises the bare Exception for every kind of damage.
@@ -60,7 +60,7 @@ def check_size(
 
 def read_object(path: Path) -> dict:
     """The values of a JSON file."""
-    _check_there(path)
+    check_there(path)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -70,7 +70,8 @@ def read_object(path: Path) -> dict:
     return values
 
 
-def _check_there(path: Path) -> None:
+def check_there(path: Path) -> None:
+    """Raises TokenizerError if there is no file at `path`."""
     if not path.is_file():
         raise TokenizerError(f"{path} is missing; copy it from the original checkpoint")
 
@@ -108,20 +109,23 @@ def eos_token_ids(
     added: dict[int, tokenizers.AddedToken],
 ) -> frozenset[int]:
     """Every id that ends a text: see `Tokenizer`."""
-    ids = set(config.eos_token_ids)
-    value = read_generation_config(folder).get("eos_token_id")
-    if value is not None:
-        values = value if isinstance(value, list) else [value]
-        if not all(isinstance(token, int) for token in values):
-            path = folder / "generation_config.json"
-            raise TokenizerError(f"{path}: eos_token_id must be integers, got {value!r}")
-        ids.update(values)
+    ids = set(config.eos_token_ids) | generation_eos_ids(folder)
     if eos_text is not None:
         ids.add(id_of(eos_text, bpe, folder / "tokenizer_config.json"))
     for token, entry in added.items():
         if entry.special and entry.content == END_OF_DOCUMENT:
             ids.add(token)
     return frozenset(ids)
+
+
+def generation_eos_ids(folder: Path) -> set[int]:
+    """The eos_token_id of generation_config.json, one or several, if it names any."""
+    value = read_generation_config(folder).get("eos_token_id")
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) for token in values):
+        path = folder / "generation_config.json"
+        raise TokenizerError(f"{path}: eos_token_id must be integers, got {value!r}")
+    return set(values)
 
 
 def read_generation_config(folder: Path) -> dict:

@@ -12,11 +12,12 @@ import lfm2
 from lfm2 import engine
 from lfm2.config import Config
 from lfm2.engine import Model
-from lfm2.errors import NonFiniteLogits, RequestError
+from lfm2.errors import NonFiniteLogits, RequestError, TokenizerError
 from lfm2.sampling import Sampling
 from lfm2.tokenizer import Tokenizer
 from metal_ops.launch import copy_in
 from metal_ops.table import Capacity
+from tests import tiny
 from tests.build import DEMO, GOLDENS, NUM_TOKENS, build_runner
 
 REPLIES = json.loads((GOLDENS / "demo_text.json").read_text(encoding="utf-8"))["replies"]
@@ -314,3 +315,25 @@ def test_ties_go_to_the_lowest_id_on_every_path(fresh, spoil, runner):
             spoil("embed_tokens.weight", other, head[312])
         for sampling in ({}, {"num_logprobs": 2}, {"temperature": 1.0, "top_k": 1}):
             assert fresh().generate(QUESTION, max_tokens=1, **sampling).tokens == (winner,)
+
+
+def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path, steps):
+    """The end token of generation_config.json ends a reply here too."""
+    config = tiny.dense_config()
+    folder = tiny.write_checkpoint(tmp_path / "ids", config)
+    golden = np.load(GOLDENS / "dense.npz")
+    prompt, greedy = golden["prompt_9"].tolist(), golden["greedy_9"].tolist()
+    model = lfm2.load(folder, device="CPU", context=256, cache=steps)
+    assert list(model.generate(prompt, max_tokens=32).tokens) == upto(greedy, config["eos_token_id"])
+    np.testing.assert_allclose(model.logits(prompt), golden["logits_9"], rtol=0, atol=1e-4)
+    last = next(token for token in greedy if token not in greedy[:4])
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [last]}))
+    reply = lfm2.load(folder, device="CPU", context=256, cache=steps).generate(prompt)
+    assert list(reply.tokens) == upto(greedy, last) and reply.finish_reason == "stop"
+    with pytest.raises(TokenizerError, match="list of token ids"):
+        model.generate("text")
+
+
+def upto(tokens, last):
+    """The tokens up to `last`, that included."""
+    return tokens[: tokens.index(last) + 1] if last in tokens else tokens

@@ -13,7 +13,7 @@ TURN = {"role": "user", "content": "Hi"}
     "prompt, options, words",
     [
         (" \n", {}, "the prompt is empty"),
-        (7, {}, "text or a list of messages, got int"),
+        (7, {}, "text, messages or token ids, got int"),
         (None, {}, "got NoneType"),
         (b"Hi", {}, "got bytes"),
         (["Hi"], {}, "message 1 must be a dict with role and content, got str"),

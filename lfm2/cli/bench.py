@@ -80,7 +80,7 @@ def bench(
         "dtype": given["dtype"],
     }
     watch = Stopwatch()
-    model = load_model(terminal, given)
+    model = load_model(terminal, given, needs_text=False)
     times = {"load_s": watch.lap_s()}
     if prompt_tokens + gen_tokens > model.context:
         raise RequestError(

@@ -54,7 +54,7 @@ def compile(terminal: Terminal, rows: list[int], **given) -> None:
     Holds for one model, device, type and context: give the same options as later.
     """
     compilation = Compilation(terminal)
-    model = load_model(terminal, given, compilation)
+    model = load_model(terminal, given, compilation, needs_text=False)
     artifacts = model.runner.artifacts
     watch = Stopwatch()
     # What cannot be kept shows at the latest when the first step is saved.

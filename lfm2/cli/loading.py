@@ -37,7 +37,10 @@ def request_of(given: dict) -> dict:
 
 
 def load_model(
-    terminal: Terminal, given: dict, compilation: Compilation | None = None
+    terminal: Terminal,
+    given: dict,
+    compilation: Compilation | None = None,
+    needs_text: bool = True,
 ) -> "lfm2.Model":
     """Loads the model that a command's arguments name, as their other loading options say."""
     if given["model"] is None:
@@ -48,6 +51,7 @@ def load_model(
         dtype=given["dtype"],
         context=given["context"],
         cache=not given.get("no_cache", False),
+        needs_text=needs_text,
         progress=Bar(terminal, "loading weights", bytes_text),
         compiling=compilation or Compilation(terminal),
         warn=terminal.warn,
