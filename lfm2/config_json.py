@@ -15,6 +15,9 @@ from lfm2.quantization import Quantization, read_quantization
 ARCHITECTURES = {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}
 LAYER_KINDS = ("conv", "full_attention")
 DTYPES = ("bfloat16", "float16", "float32")
+# Beyond these a config is damaged, and looking for its tensors by name would take minutes.
+MOST_LAYERS = 10_000
+MOST_EXPERTS = 10_000
 
 
 def read_config(folder: Path) -> dict:
@@ -45,7 +48,7 @@ def normalize(values: dict) -> dict:
     """The arguments of `Config` from the object of a config.json. Raises ConfigError."""
     fields = Fields(values)
     is_moe = _model_type(fields) == "lfm2_moe"
-    num_layers = fields.whole("num_hidden_layers")
+    num_layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     heads = _heads(fields)
     return dict(
         vocab_size=fields.whole("vocab_size"),
@@ -139,7 +142,7 @@ def _layer_types(fields: Fields, num_layers: int, is_moe: bool) -> tuple[str, ..
     if attention is None:
         if is_moe:
             raise ConfigError("config.json has no layer_types or full_attn_idxs, which MoE needs")
-        attention = range(num_layers)
+        attention = list(range(num_layers))
     for i in attention:
         if not 0 <= i < num_layers:
             raise ConfigError(f"config.json: full_attn_idxs names layer {i} of {num_layers}")
@@ -191,7 +194,7 @@ def _dtype(fields: Fields) -> str:
 
 
 def _experts(fields: Fields, num_layers: int) -> dict:
-    num_experts = fields.whole("num_experts", "num_local_experts", default=32)
+    num_experts = fields.whole("num_experts", "num_local_experts", default=32, most=MOST_EXPERTS)
     num_active = fields.whole("num_experts_per_tok", default=4)
     num_dense = fields.whole("num_dense_layers", default=2, least=0)
     if num_active > num_experts:

@@ -14,7 +14,14 @@ from lfm2.environment import cache_folder, settle_tinygrad
 from lfm2.errors import RequestError
 from lfm2.hub import resolve
 from lfm2.model import LFM2
-from lfm2.request import ContextFull, Prompt, check_prompt, check_request, is_token_ids
+from lfm2.request import (
+    ContextFull,
+    Prompt,
+    check_count,
+    check_prompt,
+    check_request,
+    is_token_ids,
+)
 from lfm2.runner import Compiling, Drawn, Form, Runner, bucket
 from lfm2.sampling import Sampling
 from lfm2.state import MAX_ROWS, MAX_WINDOW, State
@@ -52,6 +59,8 @@ class Model:
         self.context = context
         # The tokens whose state slot 0 holds.
         self._held: list[int] = []
+        # Up to which position the slot was written since a stream began it anew.
+        self._written = 0
         self._running: object = None
 
     def generate(self, prompt: Prompt, **options) -> Reply:
@@ -92,12 +101,15 @@ class Model:
         )
         options = self.sampling.override(**sampling)
         options.check_vocabulary(self.config.vocab_size)
-        ids = self.encode(prompt, system=system, tools=tools, raw=raw)
+        ids = self._in_vocabulary(self.encode(prompt, system=system, tools=tools, raw=raw))
+        if not ids:
+            raise RequestError("the prompt makes no tokens")
         room = self.context - len(ids)
         if room < 1:
             raise ContextFull(len(ids), self.context)
         if max_tokens is None:
             max_tokens = min(DEFAULT_MAX_TOKENS, room)
+        max_tokens = int(max_tokens)
         if max_tokens > room:
             raise ContextFull(len(ids), self.context, max_tokens)
         reused = self._reusable(ids)
@@ -136,7 +148,7 @@ class Model:
         """The token ids of a prompt as `stream` would run it."""
         check_prompt(prompt, system=system, tools=tools, raw=raw)
         if is_token_ids(prompt):
-            return self._in_vocabulary(prompt)
+            return [int(token) for token in prompt]
         if raw:
             return self.tokenizer.encode(prompt)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -196,6 +208,8 @@ class Model:
             # An interrupt may leave a segment half written: a long one has overwritten the ring,
             # one row spoils none.
             self._held = held if len(tokens) == 1 else []
+            end = len(held) + len(tokens)
+            self._written = max(self._written, end) if held else end
             drawn = self.runner.run(Round((Segment(0, 0, len(held), tuple(tokens), num_drawn),)))
             held.extend(tokens)
             self._held = held
@@ -210,8 +224,8 @@ class Model:
             if ours != theirs:
                 break
             common += 1
-        # The convolution's ring reaches so far back, and no further.
-        is_within_ring = len(self._held) - common <= MAX_WINDOW
+        # The convolution's ring reaches so far back from the last position ever written.
+        is_within_ring = self._written - common <= MAX_WINDOW
         return common if is_within_ring else 0
 
 
@@ -243,16 +257,13 @@ def load(
     sampling = Sampling.from_generation_config(read_generation_config(folder))
     compute = compute_dtype(dtype or config.dtype)
     context = checked_context(context, config)
-    fault = settle_tinygrad(cache is not False)
+    settle_tinygrad()
     device = opened_device(device, warn)
     weights = load_weights(folder, config, device, progress)
     model = LFM2(config, weights, compute, device, context)
     state = State.create(config, num_slots=1, num_tokens=context, dtype=compute, device=device)
     root = cache_folder() if cache is True else Path(cache) if cache else None
     artifacts = Artifacts(root, model_key(model, state, device), warn)
-    # One reason is enough where neither cache can be written.
-    if fault and artifacts.folder is not None:
-        warn(fault)
     runner = Runner(model, state, device, artifacts, compiling)
     return Model(config, tokenizer, runner, sampling, context)
 
@@ -266,6 +277,7 @@ def compute_dtype(name: str) -> DType:
 def checked_context(context: int | None, config: Config) -> int:
     if context is None:
         return min(config.max_positions, DEFAULT_CONTEXT)
-    if not 1 <= context <= config.max_positions:
+    check_count("context", context)
+    if context > config.max_positions:
         raise RequestError(f"context is {context}; this model takes 1 to {config.max_positions}")
-    return context
+    return int(context)

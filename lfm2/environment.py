@@ -5,12 +5,11 @@ import os
 import platform
 import re
 import shutil
-import sqlite3
 import sys
 import tempfile
 from pathlib import Path
 
-from tinygrad.helpers import CACHEDB, CACHELEVEL, DEV, PARALLEL, diskcache_put
+from tinygrad.helpers import CACHELEVEL, DEV, PARALLEL
 
 from lfm2.errors import LFM2Error
 
@@ -58,26 +57,17 @@ def ensure_compiler(device: str) -> None:
         )
 
 
-def settle_tinygrad(is_cached: bool) -> str | None:
-    """Chooses how tinygrad compiles: in this process, with its own cache of kernels if that is
-    wanted and works.
+def settle_tinygrad() -> None:
+    """Has tinygrad compile in this process, and keep nothing: compiled steps are kept whole.
 
-    Returns why it is wanted and does not work, if so.
+    tinygrad's own cache of kernels is a file of pickles that nothing guards, and a full disk or a
+    damaged entry in it is an error. It would save 0.05 s of a later start.
     """
+    CACHELEVEL.value = 0
     if "PARALLEL" not in os.environ:
         # Worker processes cost more than they save on our few kernels: the built-in model's first
         # start took 14.6 s without and 19.2 s with two of them on two busy cores.
         PARALLEL.value = 0
-    CACHELEVEL.value = int(os.environ.get("CACHELEVEL", 2)) if is_cached else 0
-    try:
-        # Does nothing if the cache is off. Otherwise a folder that is read-only shows at the first
-        # write.
-        diskcache_put("lfm2_probe", "written", 1)
-    except (OSError, sqlite3.Error) as error:
-        CACHELEVEL.value = 0
-        reason = getattr(error, "strerror", None) or error
-        return f"not keeping compiled kernels in {CACHEDB}: {reason}"
-    return None
 
 
 def cache_folder() -> Path:

@@ -26,7 +26,7 @@ class Fields:
                 return key, self.values[key]
         return keys[0], None
 
-    def whole(self, *keys: str, default=REQUIRED, least: int = 1) -> int:
+    def whole(self, *keys: str, default=REQUIRED, least: int = 1, most: int = sys.maxsize) -> int:
         key, value = self.find(*keys)
         if value is None:
             return self._default(keys, default)
@@ -34,6 +34,8 @@ class Fields:
             raise self.wrong(key, "a whole number")
         if value < least:
             raise self.wrong(key, f"{least} or more")
+        if value > most:
+            raise self.wrong(key, f"at most {most}")
         return value
 
     def positive(self, *keys: str, default=REQUIRED) -> float:

@@ -82,15 +82,18 @@ def check_options(
             raise RequestError(f"unknown sampling option {name!r}; all options: {listed}")
     Sampling().override(**sampling)
     if max_tokens is not None:
-        is_count = isinstance(max_tokens, int) and not isinstance(max_tokens, bool)
-        if not is_count or max_tokens < 1:
-            raise RequestError(
-                f"max_tokens is {max_tokens!r}; it must be a whole number of at least 1"
-            )
+        check_count("max_tokens", max_tokens)
     if stop is not None:
         if not isinstance(stop, str | Sequence):
             raise RequestError(f"stop is a text or a list of texts, got {type(stop).__name__}")
         StopText(stop)
+
+
+def check_count(name: str, value: object) -> None:
+    """Raises RequestError unless a value is a whole number of at least 1."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or value < 1:
+        raise RequestError(f"{name} is {value!r}; it must be a whole number of at least 1")
 
 
 def check_request(

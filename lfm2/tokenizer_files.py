@@ -63,7 +63,7 @@ def read_object(path: Path) -> dict:
     check_there(path)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is damaged ({error}); download it again") from error
     if not isinstance(values, dict):
         raise TokenizerError(f"{path} holds {type(values).__name__}, not an object")

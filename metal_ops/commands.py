@@ -7,7 +7,11 @@ for each thread, that a few lines of C walk through.
 """
 
 import ctypes
+import os
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,6 +49,7 @@ class Threads:
         self._call = self._program.fxn
         self._flags = np.zeros(num * FLAG_WORDS, np.uint64)
         self._yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
+        self._process = os.getpid()
         # One caller at a time: two models in two threads share these.
         self._turn = threading.Lock()
         self._lock = threading.Condition()
@@ -55,30 +60,16 @@ class Threads:
             threading.Thread(target=self._work, args=(me,), daemon=True).start()
 
     def run(self, piece: Piece) -> None:
-        """Runs a piece to its end, also when it is interrupted on the way."""
-        with self._turn:
-            # An interrupt may have come just where the last piece was waited for.
-            self._wait()
-            with self._lock:
-                self._piece = piece
-                self._num_running = self.num
-                self._generation += 1
-                self._lock.notify_all()
-            interrupt = self._wait()
-        if interrupt is not None:
-            raise interrupt
-
-    def _wait(self) -> KeyboardInterrupt | None:
-        """Waits until no thread is at work, and returns an interrupt that came meanwhile."""
-        interrupt = None
-        while self._num_running:
-            try:
-                with self._lock:
-                    while self._num_running:
-                        self._lock.wait()
-            except KeyboardInterrupt as error:
-                interrupt = error
-        return interrupt
+        """Runs a piece to its end; an interrupt that comes meanwhile is raised then."""
+        if os.getpid() != self._process:
+            raise RuntimeError("a model cannot go on in a forked process: load it there")
+        with held_interrupts(), self._turn, self._lock:
+            self._piece = piece
+            self._num_running = self.num
+            self._generation += 1
+            self._lock.notify_all()
+            while self._num_running:
+                self._lock.wait()
 
     def _work(self, me: int) -> None:
         generation = 0
@@ -101,6 +92,23 @@ class Threads:
                 self._num_running -= 1
                 if not self._num_running:
                     self._lock.notify_all()
+
+
+@contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Puts off SIGINT to the end of the block: threads that lose their caller lose step."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    caught: list[tuple] = []
+    signal.signal(signal.SIGINT, lambda *arguments: caught.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if caught:
+            handler(*caught[0])
 
 
 @cache

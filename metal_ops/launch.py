@@ -101,7 +101,7 @@ class Step:
         captured = pickle.loads(pickled)
         if not isinstance(captured, CapturedJit):
             raise ValueError(f"a captured step expected, found {type(captured).__name__}")
-        return cls(captured, inputs)
+        return cls(_with_own_buffers(captured), inputs)
 
     def dumps(self) -> bytes:
         """The step as bytes. What its last call computed is lost."""
@@ -119,6 +119,22 @@ class Step:
             self._commands = CommandList(self._captured.linear, self._inputs)
         self._commands()
         return self._captured.ret
+
+
+def _with_own_buffers(captured: CapturedJit) -> CapturedJit:
+    """A step from a pickle with buffers for its intermediate results that nothing else has.
+
+    tinygrad names a buffer by a number that counts up in each process, and takes two of one number
+    for one: those of another process would be taken for any that is here, be it a weight.
+    """
+    arguments = [argument for call in captured._linear.src for argument in call.src[1:]]
+    theirs = [uop for argument in arguments for uop in argument.toposort() if uop.op is Ops.BUFFER]
+    ours = {
+        uop: UOp.new_buffer(uop.device, uop.max_numel(), uop.dtype) for uop in dict.fromkeys(theirs)
+    }
+    linear = captured._linear.substitute(ours, walk=True)
+    outputs = tuple(Tensor(output.uop.substitute(ours)) for output in captured.ret)
+    return CapturedJit(outputs, linear, [], [])
 
 
 def codegen_settings(device: str) -> list[str]:

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import lfm2
-from lfm2.cli import main
+from lfm2.cli import interrupt_again, main
 from lfm2.cli.chat import Chat
 from lfm2.cli.info import fitting, machine_memory_bytes
 from lfm2.cli.loading import Compilation
@@ -615,3 +615,14 @@ def test_the_comparison_names_a_missing_peer_before_it_measures(tmp_path):
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert f"{python} lacks torch: pip install torch transformers" in ended.stderr
+
+
+def test_an_interrupt_in_a_finalizer_is_not_lost(monkeypatch):
+    class Dying:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", interrupt_again)
+    with pytest.raises(KeyboardInterrupt):
+        Dying()
+        time.sleep(DEADLINE_S)

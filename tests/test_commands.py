@@ -2,6 +2,7 @@
 threads, also interrupted.
 """
 
+import os
 import signal
 import threading
 import time
@@ -87,6 +88,41 @@ def test_an_interrupt_leaves_the_threads_in_step():
         timer.join()
         feed(x, values)
         np.testing.assert_array_equal(step()[0].numpy(), want)
+
+
+def test_an_interrupt_as_a_piece_is_handed_out_is_raised_when_it_is_done(monkeypatch):
+    """The threads are at work by then; a caller that left would overwrite what they read."""
+    values = np.random.default_rng(4).standard_normal((8, 48)).astype(np.float32)
+    x, step = step_of(8)
+    feed(x, values)
+    want = step()[0].numpy()
+    lock = step._commands.threads._lock
+    notify_all = lock.notify_all
+
+    def interrupted():
+        notify_all()
+        signal.raise_signal(signal.SIGINT)
+
+    for _ in range(20):
+        with monkeypatch.context() as patch:
+            patch.setattr(lock, "notify_all", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                step()
+            assert step._commands.threads._num_running == 0
+        np.testing.assert_array_equal(step()[0].numpy(), want)
+
+
+def test_a_forked_process_is_told_that_it_has_no_threads():
+    x, step = step_of(2)
+    step()
+    child = os.fork()
+    if not child:
+        try:
+            step()
+        except RuntimeError as error:
+            os._exit(7 if "forked" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_two_callers_take_turns():

@@ -324,7 +324,9 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path, steps):
     golden = np.load(GOLDENS / "dense.npz")
     prompt, greedy = golden["prompt_9"].tolist(), golden["greedy_9"].tolist()
     model = lfm2.load(folder, device="CPU", context=256, cache=steps)
-    assert list(model.generate(prompt, max_tokens=32).tokens) == upto(greedy, config["eos_token_id"])
+    assert list(model.generate(prompt, max_tokens=32).tokens) == upto(
+        greedy, config["eos_token_id"]
+    )
     np.testing.assert_allclose(model.logits(prompt), golden["logits_9"], rtol=0, atol=1e-4)
     last = next(token for token in greedy if token not in greedy[:4])
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [last]}))
@@ -337,3 +339,38 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path, steps):
 def upto(tokens, last):
     """The tokens up to `last`, that included."""
     return tokens[: tokens.index(last) + 1] if last in tokens else tokens
+
+
+def test_prompts_that_fall_back_step_by_step_are_those_of_a_fresh_model(fresh):
+    """Each is within the ring's reach of the last, and soon out of that of the first."""
+    model, ids = fresh(), fresh().encode(STORY * 4, raw=True)
+    prompts = [ids[:length] for length in range(len(ids), len(ids) - 120, -15)]
+    options = {"max_tokens": 3, "num_logprobs": 1}
+    warm = [model.generate(prompt, **options).draws for prompt in prompts]
+    # All models here have one state: a cold run between two warm ones would mend it.
+    assert warm == [fresh().generate(prompt, **options).draws for prompt in prompts]
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_before_it_is_looked_up(fresh):
+    with pytest.raises(RequestError, match="token 4096 is not in the vocabulary"):
+        fresh().generate([1, 4096], max_tokens=1)
+    with pytest.raises(RequestError, match="token -1 "):
+        fresh().generate([-1], max_tokens=1)
+
+
+def test_models_that_share_their_steps_share_no_memory(steps):
+    """Both load the same artifact, whose buffers another process named."""
+    models = [lfm2.load(device="CPU", context=512, cache=steps) for _ in range(2)]
+    replies = [model.generate(QUESTION, max_tokens=4).tokens for model in models]
+    assert replies[0] == replies[1]
+    first, second = (
+        {buffer._buf.va_addr for form in model.runner.forms.values() for buffer in buffers_of(form)}
+        for model in models
+    )
+    assert first and not first & second
+
+
+def buffers_of(form):
+    """The device buffers that a form's kernels touch."""
+    form.step()
+    return [kept for kept in form.step._commands._kept if hasattr(kept, "_buf")]

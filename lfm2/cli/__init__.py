@@ -4,9 +4,11 @@ exit code.
 Loads a command's module, and with it tinygrad, only when that command is called.
 """
 
+import _thread
 import importlib
 import os
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from lfm2.errors import LFM2Error
 
 INTERRUPTED = 130  # as shells count: 128 and the number of the signal
 NO_READER = 141
+INTERRUPT_DELAY_S = 0.01
 COMMANDS = {
     "generate": "Write the reply to a prompt.",
     "chat": "Talk with a model.",
@@ -68,7 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     open_missing_streams()
     # An output that cannot show a character gets a question mark, not a traceback.
     sys.stdout.reconfigure(errors="replace")
+    sys.unraisablehook = interrupt_again
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments), Terminal()))
+
+
+def interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
+    """Raises an interrupt anew that came inside a finalizer, where Python drops what is raised."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        # Later, and from elsewhere: here it would be dropped once more.
+        threading.Timer(INTERRUPT_DELAY_S, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def open_missing_streams() -> None:

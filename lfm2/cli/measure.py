@@ -83,7 +83,6 @@ def start_to_text_s(arguments: list[str], cache_home: str) -> float:
     asked = ["--raw", "-n", str(COLD_TOKENS), COLD_PROMPT]
     command = [sys.executable, "-m", "lfm2", "generate", *arguments, *asked]
     environment = {**os.environ, "XDG_CACHE_HOME": cache_home}
-    environment.pop("CACHEDB", None)
     start = time.perf_counter()
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
