@@ -76,12 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
-    """Raises an interrupt anew that came inside a finalizer, where Python drops what is raised."""
+    """Raises an interrupt anew that came inside a finalizer, where Python drops what is raised.
+
+    Other faults there are of objects that an interrupt left half made: nothing to tell a user.
+    """
     if issubclass(ignored.exc_type, KeyboardInterrupt):
         # Later, and from elsewhere: here it would be dropped once more.
         threading.Timer(INTERRUPT_DELAY_S, _thread.interrupt_main).start()
-    else:
-        sys.__unraisablehook__(ignored)
 
 
 def open_missing_streams() -> None:
