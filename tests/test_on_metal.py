@@ -1,4 +1,4 @@
-"""The model through tinygrad's METAL renderer, on the emulated device: right, and without a race."""
+"""The model through tinygrad's METAL renderer, on the emulated device: right, without a race."""
 
 import sys
 

@@ -4,9 +4,9 @@ exit code.
 Loads a command's module, and with it tinygrad, only when that command is called.
 """
 
-import _thread
 import importlib
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -82,7 +82,8 @@ def interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
     """
     if issubclass(ignored.exc_type, KeyboardInterrupt):
         # Later, and from elsewhere: here it would be dropped once more.
-        threading.Timer(INTERRUPT_DELAY_S, _thread.interrupt_main).start()
+        again = (threading.main_thread().ident, signal.SIGINT)
+        threading.Timer(INTERRUPT_DELAY_S, signal.pthread_kill, again).start()
 
 
 def open_missing_streams() -> None:
