@@ -18,7 +18,7 @@ from metal_ops.checks import expect
 from metal_ops.loops import Array, Index, Loops, loop_kernel
 from metal_ops.matmul import NUM_ROWS_TO_UNPACK, TILE_SIZES, TileRows, matmul, swiglu_tile
 from metal_ops.rows import Rows, Weight, parts
-from metal_ops.sums import largest_divisor, products
+from metal_ops.sums import largest_divisor
 
 
 def route(
@@ -186,7 +186,7 @@ def expert_gate_up_reference(
 ) -> Tensor:
     """silu(w1 x) * w3 x of every pair: (T A, I) in the compute type."""
     num_pairs, num_active = chosen_shape[0] * chosen_shape[1], chosen_shape[1]
-    ffn_size, width = w1.shape[1:]
+    ffn_size = w1.shape[1]
 
     def body(loops: Loops, hidden: Array, x: Array, lists: Array, *arrays: Array) -> None:
         split = len(parts(w1))
@@ -196,17 +196,10 @@ def expert_gate_up_reference(
             pair_of, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]
         ) -> None:
             gate, up = (
-                products(
-                    loops,
-                    num_tile_rows,
-                    num_tile_outputs,
-                    width,
-                    lambda a, k: x[pair_of(a) // num_active, k].cast(dtypes.float),
-                    weight_tile,
-                    weight_tile.run,
-                    weight_tile.group,
+                weight.products(
+                    num_tile_rows, lambda a, k: x[pair_of(a) // num_active, k].cast(dtypes.float)
                 )
-                for weight_tile in tiles
+                for weight in tiles
             )
             activated = swiglu_tile(loops, gate, up, num_tile_rows, num_tile_outputs, hidden.dtype)
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
@@ -221,22 +214,15 @@ def expert_gate_up_reference(
 
 def expert_down_reference(hidden: Tensor, lists: Tensor, w2: Weight) -> Tensor:
     """w2 of every pair's hidden row: (T A, C) fp32."""
-    num_pairs, ffn_size = hidden.shape
+    num_pairs = hidden.shape[0]
     width = w2.shape[1]
 
     def body(loops: Loops, out: Array, hidden: Array, lists: Array, *arrays: Array) -> None:
         def tile(
             pair_of, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]
         ) -> None:
-            sums = products(
-                loops,
-                num_tile_rows,
-                num_tile_outputs,
-                ffn_size,
-                lambda a, k: hidden[pair_of(a), k].cast(dtypes.float),
-                tiles[0],
-                tiles[0].run,
-                tiles[0].group,
+            sums = tiles[0].products(
+                num_tile_rows, lambda a, k: hidden[pair_of(a), k].cast(dtypes.float)
             )
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
                 out[pair_of(a), output + b] = sums[a, b]

@@ -10,6 +10,8 @@ transformers and MLX. Weights are read once a pass over the rows, 2 N K bytes in
 operations.
 """
 
+from collections.abc import Callable
+
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
@@ -88,8 +90,8 @@ class TileRows:
     def __init__(
         self, loops: Loops, rows: Rows, first: tuple[Index, ...], tile: int, is_unpacked: bool
     ) -> None:
-        self.rows, self.first = rows, first
-        self.run, self.group = (rows.width, 1) if is_unpacked else (rows.run, rows.group)
+        self.loops, self.rows, self.first, self.tile = loops, rows, first, tile
+        self.run, self.group = (rows.width,) * 2 if is_unpacked else (rows.run, rows.group)
         self.unpacked = loops.local(tile, rows.width) if is_unpacked else None
         if is_unpacked:
             with loops.over(tile) as b:
@@ -98,8 +100,21 @@ class TileRows:
     def _index(self, b: Index) -> tuple[Index, ...]:
         return (*self.first[:-1], self.first[-1] + b)
 
-    def __call__(self, b: Index, k: UOp) -> UOp:
+    def _value(self, b: Index, k: UOp) -> UOp:
         return self.rows.value(self._index(b), k) if self.unpacked is None else self.unpacked[b, k]
+
+    def products(self, num_rows: int, left: Callable[[Index, UOp], UOp]) -> Array:
+        """The sums of left(a, k) times these rows: (num_rows, tile) in fp32."""
+        return products(
+            self.loops,
+            num_rows,
+            self.tile,
+            self.rows.width,
+            left,
+            self._value,
+            self.run,
+            self.group,
+        )
 
 
 def for_each_tile(loops: Loops, num_rows: int, weights: list[Rows], num_outputs: int, tile) -> None:
@@ -138,16 +153,7 @@ def matmul_reference(
         def tile(
             row: UOp, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]
         ):
-            sums = products(
-                loops,
-                num_tile_rows,
-                num_tile_outputs,
-                width,
-                lambda a, k: x[row + a, k].cast(dtypes.float),
-                tiles[0],
-                tiles[0].run,
-                tiles[0].group,
-            )
+            sums = tiles[0].products(num_tile_rows, lambda a, k: x[row + a, k].cast(dtypes.float))
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:
                 value = sums[a, b]
                 if bias_array is not None:
@@ -176,17 +182,8 @@ def gate_up_reference(x: Tensor, w1: Weight, w3: Weight) -> Tensor:
             row: UOp, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]
         ):
             gate, up = (
-                products(
-                    loops,
-                    num_tile_rows,
-                    num_tile_outputs,
-                    width,
-                    lambda a, k: x[row + a, k].cast(dtypes.float),
-                    weight_tile,
-                    weight_tile.run,
-                    weight_tile.group,
-                )
-                for weight_tile in tiles
+                weight.products(num_tile_rows, lambda a, k: x[row + a, k].cast(dtypes.float))
+                for weight in tiles
             )
             hidden = swiglu_tile(loops, gate, up, num_tile_rows, num_tile_outputs, out.dtype)
             with loops.over(num_tile_rows) as a, loops.over(num_tile_outputs) as b:

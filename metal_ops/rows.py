@@ -40,8 +40,8 @@ class Rows:
 
     @property
     def group(self) -> int:
-        """How many consecutive elements share a scale; of a plain row, any number."""
-        return self.weight.group_size if isinstance(self.weight, QuantizedMatrix) else 1
+        """How many consecutive elements share a scale; of a plain row, all."""
+        return self.weight.group_size if isinstance(self.weight, QuantizedMatrix) else self.width
 
     def value(self, index: tuple[Index, ...], k: Index) -> UOp:
         """Element k of a row, as fp32; not of a streamed one."""
@@ -62,14 +62,12 @@ class Rows:
         if self.is_streamed:
             self._unpack_stream(loops, index, into, *at)
             return
-        group = self.group if self.group > 1 else self.width
-        run = min(self.run, group)
         with (
-            loops.over(self.width // group) as outer,
-            loops.over(group // run) as word,
-            loops.over(run) as i,
+            loops.over(self.width // self.group) as outer,
+            loops.over(self.group // self.run) as word,
+            loops.over(self.run) as i,
         ):
-            k = outer * group + word * run + i
+            k = outer * self.group + word * self.run + i
             into[*at, k] = self.value(index, k)
 
     def _unpack_stream(
