@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.emulated_metal import MetalLaunchError, build, compile, from_bfloat, run, to_bfloat
-from tests.emulated_metal.toolchain import find_toolchain
+from metal_ops.emulated_metal import MetalLaunchError, build, compile, from_bfloat, run, to_bfloat
+from metal_ops.emulated_metal.toolchain import find_toolchain
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="emulated on Linux; a Mac has the real METAL"
 )
 
-EXAMPLES = Path(__file__).parent / "emulated_metal" / "examples"
+EXAMPLES = Path(__file__).parent / "metal_examples"
 MODES = [
     ("checked", "fifo"),
     ("checked", "reverse"),
@@ -348,17 +348,17 @@ def test_one_array_may_be_given_twice_only_by_address():
     assert x.tolist() == [1, 2, 3, 3]
 
 
-def compile_in_new_cache(folder, source):
-    os.environ["XDG_CACHE_HOME"] = folder
+def compile_and_run(source):
     out = np.zeros(4, np.int32)
     run(compile(source)["f"], 1, 4, out)
     return out.tolist()
 
 
-def test_two_processes_fill_one_cache(tmp_path):
+def test_two_processes_fill_one_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = f"{HEAD}kernel void f(device int* out, {POSITION}) {{ out[i] = i * i; }}"
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        got = pool.starmap(compile_in_new_cache, [(str(tmp_path), source)] * 2, chunksize=1)
+        got = pool.map(compile_and_run, [source] * 2, chunksize=1)
     assert got == [[0, 1, 4, 9]] * 2
     kept = sorted(path.suffix for path in (tmp_path / "lfm2" / "emulated_metal").iterdir())
     assert kept == sorted([".ii", ".json", ".pch", ".pch", ".so", ".so"])

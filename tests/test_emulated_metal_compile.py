@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.emulated_metal import MetalCompileError, compile
+from metal_ops.emulated_metal import MetalCompileError, compile
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="emulated on Linux; a Mac has the real METAL"

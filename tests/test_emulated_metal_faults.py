@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.emulated_metal import MetalLaunchError, compile, run
+from metal_ops.emulated_metal import MetalLaunchError, compile, run
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="emulated on Linux; a Mac has the real METAL"

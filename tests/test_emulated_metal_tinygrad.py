@@ -12,7 +12,7 @@ from tinygrad.engine.realize import compile_linear
 from tinygrad.renderer.cstyle import MetalRenderer
 from tinygrad.uop.ops import KernelInfo, Ops, ProgramInfo, UOp
 
-from tests.emulated_metal import MetalLaunchError, install
+from metal_ops.emulated_metal import MetalLaunchError, install
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="emulated on Linux; a Mac has the real METAL"

@@ -7,7 +7,7 @@ import pytest
 
 from tests import tiny
 from tests.build import GOLDENS, build_runner, chunked
-from tests.emulated_metal import install
+from metal_ops.emulated_metal import install
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator runs on Linux only")
 

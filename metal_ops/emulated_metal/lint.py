@@ -8,8 +8,8 @@ address spaces, bfloat functions, ambiguous overloads, whole structs out of devi
 
 from collections.abc import Iterator
 
-from tests.emulated_metal.declarations import Declaration, Token, Tokens, split_commas
-from tests.emulated_metal.errors import MetalCompileError
+from metal_ops.emulated_metal.declarations import Declaration, Token, Tokens, split_commas
+from metal_ops.emulated_metal.errors import MetalCompileError
 
 REFUSED = {
     "double": "Metal has no double",

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.emulated_metal.errors import MetalCompileError
-from lfm2.environment import cache_folder
+from tinygrad.helpers import cache_dir
+
+from metal_ops.emulated_metal.errors import MetalCompileError
 
 # The first whose __bf16 computes and whose -fsanitize=thread has the switches we use.
 OLDEST_CLANG = 17
@@ -114,7 +115,7 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
 
 @cache
 def _cache() -> Path:
-    folder = cache_folder() / "emulated_metal"
+    folder = Path(cache_dir).parent / "lfm2" / "emulated_metal"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.emulated_metal.errors import MetalCompileError
+from metal_ops.emulated_metal.errors import MetalCompileError
 
 TOKEN = re.compile(
     r'(?P<marker>^\#[^\n]*)|(?P<newline>\n)|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''

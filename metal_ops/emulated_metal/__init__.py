@@ -18,10 +18,10 @@ with the Metal library in `msl/`. `launch.py` loads and launches, with the C++ i
 `device.py` is tinygrad's device.
 """
 
-from tests.emulated_metal.bfloat import from_bfloat, to_bfloat
-from tests.emulated_metal.device import Emulator, install
-from tests.emulated_metal.errors import MetalCompileError, MetalLaunchError
-from tests.emulated_metal.launch import Function, Library, compile, run
+from metal_ops.emulated_metal.bfloat import from_bfloat, to_bfloat
+from metal_ops.emulated_metal.device import Emulator, install
+from metal_ops.emulated_metal.errors import MetalCompileError, MetalLaunchError
+from metal_ops.emulated_metal.launch import Function, Library, compile, run
 
 __all__ = [
     "Emulator",

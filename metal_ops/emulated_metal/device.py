@@ -27,11 +27,10 @@ from tinygrad.engine.jit import GraphRunner
 from tinygrad.helpers import DEV, PARALLEL
 from tinygrad.renderer.cstyle import MetalRenderer
 
-from tests.emulated_metal.build import read_kernels
-from tests.emulated_metal.errors import MetalCompileError, MetalLaunchError
-from tests.emulated_metal.launch import Function, compile
-from tests.emulated_metal.memory import GuardedMemory
-from lfm2.environment import default_device
+from metal_ops.emulated_metal.build import read_kernels
+from metal_ops.emulated_metal.errors import MetalCompileError, MetalLaunchError
+from metal_ops.emulated_metal.launch import Function, compile
+from metal_ops.emulated_metal.memory import GuardedMemory
 
 MODULE = "tinygrad.runtime.ops_metal"
 # The family of an M3; from the seventh on tinygrad uses simdgroup_matrix, from the sixth bfloat.
@@ -183,7 +182,7 @@ class EmulatedDevice(Compiled):
 def install(checked: bool = False) -> Emulator:
     """Makes Device["METAL"] the emulator, for the rest of the process, with checks or without.
 
-    tinygrad's default device becomes lfm2's. Further calls return the same emulator, set as they
+    tinygrad's default device becomes the CPU. Further calls return the same emulator, set as they
     ask.
     """
     installed = sys.modules.get(MODULE)
@@ -194,7 +193,7 @@ def install(checked: bool = False) -> Emulator:
         return installed.emulator
     if not DEV.device:
         # Else tinygrad would choose METAL, the first device that opens.
-        DEV.value = default_device()
+        DEV.value = "CPU"
     # tinygrad's compile workers are new processes, in which nothing is installed.
     PARALLEL.value = 0
     module = types.ModuleType(MODULE)

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
-from tests.emulated_metal.declarations import declarations, tokenize
-from tests.emulated_metal.errors import MetalCompileError
-from tests.emulated_metal.lint import check
-from tests.emulated_metal.toolchain import cached, call, digest, find_toolchain
-from tests.emulated_metal.translate import Buffer, Kernel, translate
+from metal_ops.emulated_metal.declarations import declarations, tokenize
+from metal_ops.emulated_metal.errors import MetalCompileError
+from metal_ops.emulated_metal.lint import check
+from metal_ops.emulated_metal.toolchain import cached, call, digest, find_toolchain
+from metal_ops.emulated_metal.translate import Buffer, Kernel, translate
 
 HERE = Path(__file__).parent
 HEADERS = HERE / "msl"

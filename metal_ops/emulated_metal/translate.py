@@ -9,8 +9,8 @@ Lines stay what they were.
 import re
 from dataclasses import dataclass
 
-from tests.emulated_metal.declarations import Declaration, Token, Tokens, matching, split_commas
-from tests.emulated_metal.errors import MetalCompileError
+from metal_ops.emulated_metal.declarations import Declaration, Token, Tokens, matching, split_commas
+from metal_ops.emulated_metal.errors import MetalCompileError
 
 MAX_BUFFERS = 31
 MAX_THREADS = 1024

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.emulated_metal.build import build_kernels, build_runtime, read_kernels
-from tests.emulated_metal.errors import MetalLaunchError
-from tests.emulated_metal.line_table import line_at
-from tests.emulated_metal.memory import GuardedMemory
-from tests.emulated_metal.translate import ENTRY, MAX_THREADS, Kernel
+from metal_ops.emulated_metal.build import build_kernels, build_runtime, read_kernels
+from metal_ops.emulated_metal.errors import MetalLaunchError
+from metal_ops.emulated_metal.line_table import line_at
+from metal_ops.emulated_metal.memory import GuardedMemory
+from metal_ops.emulated_metal.translate import ENTRY, MAX_THREADS, Kernel
 
 ORDERS = ("fifo", "reverse", "random")
 ERROR_BYTES = 2048
