@@ -111,6 +111,7 @@ def model_key(model: LFM2, state: State, device: str) -> str:
     ]
     shapes = [(tensor.shape, tensor.dtype) for tensor in [model.angles, *state.tensors]]
     made_of = [repr(model.config), repr(model.dtype), repr(weights), repr(shapes)]
+    made_of.append(repr(model.tapped))
     return "\n".join(
         [*made_of, *codegen_settings(device), *codegen_environment(), sources_digest()]
     )
@@ -120,7 +121,8 @@ def sources_digest() -> str:
     """A checksum over the sources that a step is made from."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
-    for path in [*STEP_SOURCES, *sorted((root / "metal_ops").rglob("*"))]:
-        if path.suffix in (".py", ".metal", ".h", ".c"):
+    ops = root / "metal_ops"
+    for path in [*STEP_SOURCES, *sorted([*ops.iterdir(), *(ops / "kernels").iterdir()])]:
+        if path.suffix in (".py", ".metal", ".c"):
             digest.update(f"{path.name}\0".encode() + (root / path).read_bytes())
     return digest.hexdigest()

@@ -10,17 +10,21 @@ from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 
 from lfm2.config import Config
-from lfm2.state import State
+from lfm2.state import MAX_ROWS, State
 from lfm2.weights import Weights
 from metal_ops.argmax import argmax
 from metal_ops.attention import attend
 from metal_ops.conv import short_conv
-from metal_ops.experts import expert_ffn, route
-from metal_ops.matmul import embed, gate_up, matmul, project
-from metal_ops.norm import rms_norm, rms_norm_drawn
+from metal_ops.embed import embed
+from metal_ops.experts import expert_ffn
+from metal_ops.launch import empty
+from metal_ops.matmul import gate_up, matmul, project
+from metal_ops.norm import Delta, Mixture, add_rms_norm, rms_norm, rms_norm_drawn
 from metal_ops.qk import store_qkv
+from metal_ops.route import route
 from metal_ops.rows import parts
 from metal_ops.table import Capacity
+from metal_ops.tap import tap
 
 
 class ShortConv:
@@ -32,12 +36,10 @@ class ShortConv:
         self.conv_bias = weights.get("conv.bias")
         self.out_proj_bias = weights.get("out_proj.bias")
 
-    def __call__(
-        self, x: Tensor, residual: Tensor, ring: Tensor, table: Tensor, capacity: Capacity
-    ) -> Tensor:
+    def __call__(self, x: Tensor, ring: Tensor, table: Tensor, capacity: Capacity) -> Tensor:
         bcx = matmul(x, self.in_proj, self.in_proj_bias)  # (T, 3 C)
         y = short_conv(bcx, self.conv, self.conv_bias, ring, table, capacity)  # (T, C)
-        return matmul(y, self.out_proj, self.out_proj_bias, residual)
+        return matmul(y, self.out_proj, self.out_proj_bias)
 
 
 class Attention:
@@ -53,14 +55,13 @@ class Attention:
     def __call__(
         self,
         x: Tensor,
-        residual: Tensor,
         keys: Tensor,
         values: Tensor,
         angles: Tensor,
         table: Tensor,
         capacity: Capacity,
     ) -> Tensor:
-        q, k, v = project(x, [self.q_proj, self.k_proj, self.v_proj])
+        q, k, v = project(x, self.q_proj, self.k_proj, self.v_proj)
         q, keys, values = store_qkv(
             q,
             k,
@@ -75,7 +76,7 @@ class Attention:
             capacity,
         )  # (T, H, D)
         mixed = attend(q, keys, values, self.config.head_dim**-0.5, table, capacity)  # (T, H D)
-        return matmul(mixed, self.out_proj, residual=residual)
+        return matmul(mixed, self.out_proj)
 
 
 class DenseFeedForward:
@@ -84,8 +85,8 @@ class DenseFeedForward:
         self.w2 = weights["w2.weight"]
         self.w3 = weights["w3.weight"]
 
-    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        return matmul(gate_up(x, self.w1, self.w3), self.w2, residual=residual)
+    def __call__(self, x: Tensor) -> Tensor:
+        return matmul(gate_up(x, self.w1, self.w3), self.w2)
 
 
 class MoeFeedForward:
@@ -97,7 +98,7 @@ class MoeFeedForward:
         self.w2 = weights["experts.w2"]
         self.w3 = weights["experts.w3"]
 
-    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Mixture:
         config = self.config
         chosen, weights = route(
             x,
@@ -107,7 +108,7 @@ class MoeFeedForward:
             config.norm_topk_prob,
             config.routed_scaling_factor,
         )  # (T, A)
-        return expert_ffn(x, chosen, weights, self.w1, self.w3, self.w2, residual)
+        return expert_ffn(x, chosen, weights, self.w1, self.w3, self.w2)
 
 
 class Layer:
@@ -127,23 +128,44 @@ class Layer:
         )
 
     def __call__(
-        self, x: Tensor, state: State, angles: Tensor, table: Tensor, capacity: Capacity
-    ) -> Tensor:
-        normed = rms_norm(x, self.operator_norm, self.eps)
+        self,
+        x: Tensor,
+        normed: Tensor,
+        state: State,
+        angles: Tensor,
+        table: Tensor,
+        capacity: Capacity,
+    ) -> tuple[Tensor, Delta]:
+        """x (T, C) with its operator_norm: x with the operator's output added, and the
+        feed-forward's, which the next norm adds.
+        """
         if self.conv is not None:
-            x = self.conv(normed, x, state.rings[self.layer], table, capacity)
+            delta = self.conv(normed, state.rings[self.layer], table, capacity)
         else:
             keys, values = state.keys[self.layer], state.values[self.layer]
-            x = self.self_attn(normed, x, keys, values, angles, table, capacity)
-        return self.feed_forward(rms_norm(x, self.ffn_norm, self.eps), x)
+            delta = self.self_attn(normed, keys, values, angles, table, capacity)
+        x, normed = add_rms_norm(x, delta, self.ffn_norm, self.eps)
+        return x, self.feed_forward(normed)
 
 
 class LFM2:
-    """The model on one device, in one compute type, for positions below `context`."""
+    """The model on one device, in one compute type, for positions below `context`.
+
+    tapped: layers whose output rows are kept in `taps` (MAX_ROWS, taps * C), side by side in this
+    order; not the last one, whose rows are only made where they are drawn.
+    """
 
     def __init__(
-        self, config: Config, weights: Weights, dtype: DType, device: str, context: int
+        self,
+        config: Config,
+        weights: Weights,
+        dtype: DType,
+        device: str,
+        context: int,
+        tapped: tuple[int, ...] = (),
     ) -> None:
+        if not set(tapped) <= set(range(config.num_layers - 1)):
+            raise ValueError(f"layers 0 to {config.num_layers - 2} can be tapped, found {tapped}")
         self.config = config
         self.weights = weights
         self.dtype = dtype
@@ -154,31 +176,42 @@ class LFM2:
             Layer(config, i, within(weights, f"layers.{i}")) for i in range(config.num_layers)
         ]
         self.angles = Tensor(rope_angles(config, context), device=device).realize()
+        self.tapped = tapped
+        self.taps = (
+            empty((MAX_ROWS, len(tapped) * config.hidden_size), dtype, device) if tapped else None
+        )
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Every buffer that a step reads: the weights in the order of their names, and the
-        angles.
+        """Every buffer of a step but the state: the weights in the order of their names, the
+        angles, the taps.
         """
-        return [part for name in sorted(self.weights) for part in parts(self.weights[name])] + [
-            self.angles
-        ]
+        weights = [part for name in sorted(self.weights) for part in parts(self.weights[name])]
+        return [*weights, self.angles, *([] if self.taps is None else [self.taps])]
 
     def __call__(
         self, tokens: Tensor, table: Tensor, state: State, capacity: Capacity
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """One round. tokens (T) and table int32; returns logits (N, V) fp32 and picks (N, 2) int32,
-        see `argmax`.
+        see `argmax`, and the taps, if layers are tapped.
 
-        Updates the state in place.
+        Updates the state and the taps in place.
         """
-        x = embed(tokens, self.embed_tokens, self.dtype)  # (T, C)
-        for layer in self.layers:
-            x = layer(x, state, self.angles, table, capacity)
+        x, delta, taps = embed(tokens, self.embed_tokens, self.dtype), None, self.taps  # (T, C)
+        for i, layer in enumerate(self.layers):
+            if delta is None:
+                normed = rms_norm(x, layer.operator_norm, layer.eps)
+            else:
+                # The sum is what the layer before puts out.
+                x, normed = add_rms_norm(x, delta, layer.operator_norm, layer.eps)
+            if i - 1 in self.tapped:
+                taps = tap(x, taps, self.tapped.index(i - 1))
+            x, delta = layer(x, normed, state, self.angles, table, capacity)
         # The name notwithstanding, this is the final norm: nothing is normed after the embedding.
-        x = rms_norm_drawn(x, self.embedding_norm, self.config.norm_eps, table, capacity)  # (N, C)
+        eps = self.config.norm_eps
+        x = rms_norm_drawn(x, delta, self.embedding_norm, eps, table, capacity)  # (N, C)
         logits = matmul(x, self.lm_head, dtype=dtypes.float32)  # (N, V)
-        return logits, argmax(logits)
+        return logits, argmax(logits), *([] if taps is None else [taps])
 
 
 def within(weights: Weights, prefix: str) -> Weights:

@@ -70,7 +70,7 @@ class Runner:
         tokens, table = pack(round, form.capacity, self.state.num_slots, self.state.num_tokens)
         copy_in(form.tokens, 0, memoryview(tokens).cast("B"))
         copy_in(form.table, 0, memoryview(table).cast("B"))
-        logits, picks = form.step()
+        logits, picks, *_ = form.step()
         picks = picks.numpy()[: round.num_drawn]
         return Drawn(picks[:, 0], picks[:, 1] == 1, logits)
 

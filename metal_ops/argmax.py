@@ -2,20 +2,48 @@
 
     out[n] = (the lowest id of the largest logit, 1 if every logit of the row is finite else 0)
 
-logits (N, V) fp32, out (N, 2) int32. Ties are judged on the fp32 logits, and the lower id wins.
+logits (N, V) fp32, out (N, 2) int32. Ties are judged on the fp32 logits, and the lower id wins. A
+NaN counts as -inf, so a row that has nothing larger gives id 0. Reads the logits once.
 """
 
 from tinygrad import Tensor, dtypes
 
 from metal_ops.checks import expect
+from metal_ops.kernel import Argument, Kernel, compose, divide_up, has_kernels
+from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
 from metal_ops.sums import num_lanes
+
+VALUES = 4  # of a thread at once
+MAX_THREADS = 512
 
 
 def argmax(logits: Tensor) -> Tensor:
     """The largest logit's id and the row's finite flag, of each row of logits (N, V)."""
     expect("argmax", "logits", logits, logits.shape, (dtypes.float32,))
-    return reference(logits)
+    kernel = argmax_kernel(*logits.shape) if has_kernels(logits.device) else None
+    return reference(logits) if kernel is None else inject(kernel, [logits])[0]
+
+
+def argmax_kernel(num_rows: int, vocab_size: int) -> Kernel | None:
+    """The kernel for logits of this shape: any vocabulary of 4 and more."""
+    if vocab_size < VALUES:
+        return None
+    threads = min(MAX_THREADS, 32 * divide_up(vocab_size, 32 * VALUES))
+    name = f"argmax_{num_rows}x{vocab_size}"
+    source = compose(("argmax",), "argmax", name, VOCAB_SIZE=vocab_size, THREADS=threads)
+    out = Argument("out", (num_rows, 2), dtypes.int32)
+    logits = Argument("logits", (num_rows, vocab_size), dtypes.float32)
+    return Kernel(
+        name,
+        source,
+        (num_rows, 1, 1),
+        threads,
+        (out,),
+        (logits,),
+        num_ops=2 * num_rows * vocab_size,
+        num_bytes=logits.num_bytes + out.num_bytes,
+    )
 
 
 def reference(logits: Tensor) -> Tensor:

@@ -6,19 +6,50 @@
 q (T, H, D) in the compute type, keys and values (tokens, K, D), out (T, H D). Keys are taken in
 chunks of 32 from the slot's first on, with an online softmax in fp32: a running maximum m, sum l
 and output o, rescaled from chunk to chunk. The chunks are those of the positions, so a row's bits
-do not depend on the round. A K/V row serves the whole group of heads.
+do not depend on the round. A K/V row serves the whole group of heads. kernels/attend.metal says how
+the kernels sum.
 """
 
+from math import e, log2, prod
+
 from tinygrad import Tensor, dtypes
+from tinygrad.dtype import DType
 
 from metal_ops.checks import expect
+from metal_ops.kernel import (
+    FLOATS,
+    SIMD_WIDTH,
+    Argument,
+    Kernel,
+    compose,
+    divide_up,
+    has_kernels,
+)
+from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
+from metal_ops.products import TILE
 from metal_ops.sums import pair_off, products
 from metal_ops.table import Capacity
 
 KEY_CHUNK = 32
 # Keys whose dot products are summed side by side, in registers.
 KEY_TILE = 4
+# A row's chunks of keys are dealt to so many splits, whatever its round: 8 kv heads then give 256
+# SIMD-groups to a round of one row in a context of 1,024 and more.
+SPLITS = 32
+# The sums of each split go through memory in rounds of so many rows at most: 8.6 MB for 32 heads of
+# 64. Rounds of more rows have tiles enough.
+MAX_SPLIT_ROWS = 32
+THREADS = 128
+# Of 8 (row, head) pairs each: 2 of width 64 take 32 registers for their sums, and as many again
+# where splits are folded.
+MAX_PAIR_TILES = 2
+MAX_TILES_WIDTH = 128
+# Lanes have an eighth of a head each, which they load by 2 numbers at least.
+HEAD_DIM_UNIT = 16
+MAX_HEAD_DIM = 128
+MAX_GROUP = TILE * MAX_PAIR_TILES
+MERGED_VALUES = 4  # of a thread, of attend_merge
 
 
 def attend(
@@ -32,7 +63,109 @@ def attend(
         raise ValueError(
             f"attend: {q.shape[1]} query heads do not divide over {keys.shape[1]} kv heads"
         )
-    return reference(q, keys, values, scale, table, capacity)
+    kernels = None
+    if has_kernels(q.device):
+        kernels = attend_kernels(capacity, q.shape[1], keys.shape, scale, q.dtype, keys.dtype)
+    if kernels is None:
+        return reference(q, keys, values, scale, table, capacity)
+    *sums, last = kernels
+    reads = [q, keys, values, table]
+    for kernel in sums:
+        reads = [*inject(kernel, reads), values, table]
+    return inject(last, reads)[0]
+
+
+def attend_kernels(
+    capacity: Capacity,
+    num_heads: int,
+    pool: tuple[int, int, int],
+    scale: float,
+    dtype: DType,
+    pool_dtype: DType,
+) -> tuple[Kernel, ...] | None:
+    """The kernels for these shapes, in order: heads of a multiple of 16 up to 128, groups of up to
+    16, keys and values in the compute type.
+
+    pool: the shape of keys and of values. Up to 32 rows these are attend_partial and attend_merge,
+    beyond that attend_prompt; a row's bits are the same in both forms.
+    """
+    num_tokens, num_kv_heads, head_dim = pool
+    group, num_rows = num_heads // num_kv_heads, capacity.rows
+    if head_dim % HEAD_DIM_UNIT or head_dim > MAX_HEAD_DIM or group > MAX_GROUP or scale <= 0:
+        return None
+    if dtype not in FLOATS or pool_dtype != dtype:
+        return None
+    constants = _constants(capacity, num_heads, pool, scale, dtype)
+    num_tiles = most_tiles(capacity, TILE * constants["PAIR_TILES"] // group)
+    size = f"{num_rows}x{capacity.segments}x{num_heads}x{num_kv_heads}x{head_dim}"
+    q = Argument("q", (num_rows, num_heads, head_dim), dtype)
+    keys, values = Argument("keys", pool, dtype), Argument("values", pool, dtype)
+    table = Argument("table", (capacity.table_size,), dtypes.int32)
+    out = Argument("out", (num_rows, num_heads * head_dim), dtype)
+    reads = (q, keys, values, table)
+    num_ops = 4 * prod(out.shape) * num_tokens
+    if num_rows > MAX_SPLIT_ROWS:
+        grid = (num_kv_heads, divide_up(num_tiles, THREADS // SIMD_WIDTH), 1)
+        return (_kernel("attend_prompt", size, constants, grid, (out,), reads, num_ops),)
+    mixed = Argument("mixed", (num_rows, num_heads, SPLITS, head_dim), dtypes.float32)
+    totals = Argument("totals", (num_rows, num_heads, SPLITS, 2), dtypes.float32)
+    sums = (mixed, totals)
+    grid = (num_kv_heads, SPLITS * SIMD_WIDTH // THREADS, num_tiles)
+    partial = _kernel("attend_partial", size, constants, grid, sums, reads, num_ops)
+    grid = (divide_up(num_heads * head_dim, MERGED_VALUES * THREADS), num_rows, 1)
+    reads, num_ops = (*sums, values, table), 4 * prod(mixed.shape)
+    return partial, _kernel("attend_merge", size, constants, grid, (out,), reads, num_ops)
+
+
+def _constants(
+    capacity: Capacity, num_heads: int, pool: tuple[int, int, int], scale: float, dtype: DType
+) -> dict[str, int | float | DType]:
+    _, num_kv_heads, head_dim = pool
+    group = num_heads // num_kv_heads
+    return {
+        "T": dtype,
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "PAIR_TILES": num_pair_tiles(capacity, group, head_dim),
+        "KEY_CHUNK": KEY_CHUNK,
+        "SPLITS": SPLITS,
+        "SCALE": float(scale * log2(e)),
+        "THREADS": THREADS,
+        **capacity.constants,
+    }
+
+
+def num_pair_tiles(capacity: Capacity, group: int, head_dim: int) -> int:
+    """How wide a tile of (row, head) pairs is, in eights: at least a group, and as wide as the rows
+    of a segment are likely to fill and the registers allow.
+    """
+    rows = divide_up(capacity.rows, capacity.segments)
+    widest = max(1, min(MAX_PAIR_TILES, MAX_TILES_WIDTH // head_dim))
+    return max(divide_up(group, TILE), min(divide_up(rows * group, TILE), widest))
+
+
+def most_tiles(capacity: Capacity, tile_rows: int) -> int:
+    """The most tiles of `tile_rows` rows of one segment that a round has, padding included."""
+    num_segments = min(capacity.segments + 1, capacity.rows)
+    return (capacity.rows + num_segments * (tile_rows - 1)) // tile_rows
+
+
+def _kernel(
+    op: str,
+    size: str,
+    constants: dict[str, int | float | DType],
+    grid: tuple[int, int, int],
+    writes: tuple[Argument, ...],
+    reads: tuple[Argument, ...],
+    num_ops: int,
+) -> Kernel:
+    """num_ops and bytes are those of a stream that has the pool to itself."""
+    name = f"{op}_{size}"
+    source = compose(("table", "tile", "attend", op), op, name, **constants)
+    num_bytes = sum(argument.num_bytes for argument in (*writes, *reads))
+    return Kernel(name, source, grid, THREADS, writes, reads, num_ops, num_bytes)
 
 
 def reference(

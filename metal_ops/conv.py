@@ -1,25 +1,31 @@
 """short_conv: the gated short convolution of a ragged round, with the ring that carries it from
 round to round.
 
-    u[t]    = round(B[t] * x[t])                            B, C, x: the three thirds of in_proj's
-    output v[t, c] = sum_j taps[c, j] * u[t - (L - 1) + j, c]      fp32, oldest first, rounded once
-    y[t]    = C[t] * v[t]
+    u[t]    = round(B[t] * x[t])                    B, C, x: the three thirds of in_proj's output
+    v[t, c] = round(sum_j taps[c, j] * u[t - (L - 1) + j, c] + bias[c])       fp32, oldest first
+    y[t]    = round(C[t] * v[t])
 
 bcx (T, 3 C) and y (T, C) in the compute type, taps (C, L), bias (C) or none, ring (slots, R, C). A
 row at position p reads u of p - 1, p - 2, ... from its own segment, or else from ring[slot,
 position % R], or as zero before position 0: the position decides, never what the memory holds.
 Every row's u goes to the ring, so that a later round may start at any of the last R - (L - 1)
-positions. One thread owns a channel of a segment and walks its rows, so no row meets another's
-write.
+positions. Moves bcx and y once, and of the ring what it reads and writes.
 """
 
 from tinygrad import Tensor, dtypes
+from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
+from metal_ops.kernel import FLOATS, Argument, Kernel, compose, divide_up, has_kernels
+from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
 from metal_ops.sums import largest_divisor
 from metal_ops.table import Capacity
+
+VALUES = 4  # channels of a thread
+RUN = 8  # rows that a thread walks, and the most taps
+MAX_THREADS = 64
 
 
 def short_conv(
@@ -35,12 +41,75 @@ def short_conv(
             "short_conv: 2 taps at least, and a ring of as many, expected; "
             f"found {num_taps} and {ring.shape[1]}"
         )
-    return reference(bcx, taps, bias, ring, table, capacity)
+    kernel = None
+    if has_kernels(bcx.device):
+        bias_dtype = None if bias is None else bias.dtype
+        kernel = conv_kernel(capacity, ring.shape, num_taps, bcx.dtype, taps.dtype, bias_dtype)
+    if kernel is None:
+        return reference(bcx, taps, bias, ring, table, capacity)
+    reads = [bcx, taps, *([] if bias is None else [bias]), table]
+    return inject(kernel, reads, (ring,))[0]
+
+
+def conv_kernel(
+    capacity: Capacity,
+    ring_shape: tuple[int, int, int],
+    num_taps: int,
+    dtype: DType,
+    taps_dtype: DType,
+    bias_dtype: DType | None,
+) -> Kernel | None:
+    """The kernel for these shapes: channels that are a multiple of 4, 8 taps at most."""
+    ring_size, channels = ring_shape[1:]
+    types = (dtype, taps_dtype, bias_dtype or taps_dtype)
+    if channels % VALUES or num_taps > RUN or not set(types) <= set(FLOATS):
+        return None
+    threads = min(MAX_THREADS, 32 * divide_up(channels, 32 * VALUES))
+    y = Argument("y", (capacity.rows, channels), dtype)
+    ring = Argument("ring", ring_shape, dtype)
+    bcx = Argument("bcx", (capacity.rows, 3 * channels), dtype)
+    taps = Argument("taps", (channels, num_taps), taps_dtype)
+    bias = () if bias_dtype is None else (Argument("bias", (channels,), bias_dtype),)
+    name = f"short_conv_{capacity.rows}x{channels}"
+    source = compose(
+        ("table", "conv"),
+        "short_conv",
+        name,
+        T=dtype,
+        W=taps_dtype,
+        CHANNELS=channels,
+        TAPS=num_taps,
+        RING=ring_size,
+        RUN=RUN,
+        THREADS=threads,
+        **({} if bias_dtype is None else {"BIAS": bias_dtype}),
+        **capacity.constants,
+    )
+    # Every row's u goes to the ring, unless rows after it take its place.
+    num_carried = min(capacity.rows, capacity.segments + 1) * (num_taps - 1)
+    ring_bytes = (capacity.rows + num_carried) * channels * dtype.itemsize
+    return Kernel(
+        name,
+        source,
+        (
+            divide_up(channels, threads * VALUES),
+            capacity.segments + 1,
+            divide_up(capacity.rows, RUN),
+        ),
+        threads,
+        (y, ring),
+        (bcx, taps, *bias, Argument("table", (capacity.table_size,), dtypes.int32)),
+        num_ops=capacity.rows * channels * 2 * (num_taps + 1),
+        num_bytes=bcx.num_bytes + taps.num_bytes + y.num_bytes + ring_bytes,
+    )
 
 
 def reference(
     bcx: Tensor, taps: Tensor, bias: Tensor | None, ring: Tensor, table: Tensor, capacity: Capacity
 ) -> Tensor:
+    """One thread owns a channel of a segment and walks its rows, so no row meets another's
+    write.
+    """
     channels, num_taps = taps.shape
     ring_size, num_carried = ring.shape[1], num_taps - 1
     block = largest_divisor(channels, (64, 32, 16, 8, 4, 2))

@@ -1,5 +1,5 @@
 """tinygrad internals that the rest of the project needs: real buffers, bytes copied into them,
-captured steps.
+hand-written kernels in a graph, captured steps.
 """
 
 import errno
@@ -10,16 +10,19 @@ from collections.abc import Callable
 from importlib.metadata import version
 from types import SimpleNamespace
 
+import numpy as np
 from tinygrad import Device, Tensor, dtypes
 from tinygrad.codegen import to_program_config
 from tinygrad.dtype import DType
 from tinygrad.engine.jit import CapturedJit, jit_lower
 from tinygrad.engine.realize import capturing
 from tinygrad.helpers import disable_gc
+from tinygrad.renderer import Estimates
 from tinygrad.tensor import all_tensors
-from tinygrad.uop.ops import Ops, UOp, buffers
+from tinygrad.uop.ops import KernelInfo, Ops, ProgramInfo, UOp, buffers
 
 from metal_ops.commands import CommandList
+from metal_ops.kernel import Argument, Kernel
 
 HUGE_PAGE_BYTES = 1 << 21
 
@@ -56,6 +59,90 @@ def copy_in(tensor: Tensor, byte_offset: int, data: memoryview) -> None:
     part.allocator._copyin(part._buf, data)
     # NOTE: CUDA keeps a pinned copy of each piece until it is told that they have all arrived.
     Device[buffer.device].synchronize()
+
+
+def inject(kernel: Kernel, reads: list[Tensor], state: tuple[Tensor, ...] = ()) -> list[Tensor]:
+    """Launches a hand-written kernel in the graph; returns the tensors it writes.
+
+    state: whole buffers that it writes in place, the last of kernel.writes, which keep what it does
+    not store. The others are fresh. Raises ValueError for a tensor that is not as the kernel says.
+    """
+    device = reads[0].device
+    fresh = kernel.writes[: len(kernel.writes) - len(state)]
+    outputs = [Tensor.empty(*out.shape, dtype=out.dtype, device=device) for out in fresh]
+    tensors = [*outputs, *state, *reads]
+    for argument, tensor in zip((*kernel.writes, *kernel.reads), tensors, strict=True):
+        _expect_argument(kernel.name, argument, tensor)
+    for tensor in state:
+        if not _is_whole(tensor.uop):
+            raise ValueError(f"{kernel.name}: writes a slice, which tinygrad would copy first")
+
+    def program(*buffers: UOp) -> UOp:
+        # NOTE: bases, because the launch looks for bare parameters among the sources.
+        params = tuple(buffer.base for buffer in buffers)
+        estimates = Estimates(kernel.num_ops, kernel.num_bytes, kernel.num_bytes)
+        sink = UOp.sink(*params, arg=KernelInfo(name=kernel.name, estimates=estimates))
+        places = tuple(range(len(params)))
+        info = ProgramInfo(
+            name=kernel.name,
+            global_size=kernel.grid,
+            local_size=(kernel.threads, 1, 1),
+            globals=places,
+            outs=places[: len(kernel.writes)],
+            # State is read too: else its old contents would count as free to reuse.
+            ins=places[len(fresh) :],
+            target=Device[device].renderer.target,
+        )
+        source = UOp(Ops.SOURCE, arg=kernel.source)
+        return UOp(Ops.PROGRAM, src=(sink, UOp(Ops.LINEAR, src=params), source), arg=info)
+
+    return tensors[0].custom_kernel(*tensors[1:], fxn=program)[: len(kernel.writes)]
+
+
+class GuardedBuffer:
+    """A buffer with memory of a pattern before and after it, for a look at what a kernel leaves
+    there.
+    """
+
+    GUARD_BYTES = 4096
+    PATTERN = 0xA5
+
+    def __init__(self, contents: np.ndarray, dtype: DType, device: str) -> None:
+        guard = np.full(self.GUARD_BYTES, self.PATTERN, np.uint8)
+        whole = np.concatenate([guard, np.frombuffer(contents.tobytes(), np.uint8), guard])
+        self._contents = contents
+        self.memory = empty((whole.size,), dtypes.uint8, device)
+        copy_in(self.memory, 0, memoryview(whole))
+        view = self.memory.uop.buffer.view(contents.size, dtype, self.GUARD_BYTES)
+        self._view = view.ensure_allocated()
+        self.tensor = Tensor(UOp.from_buffer(self._view)).reshape(contents.shape)
+
+    def read(self) -> tuple[np.ndarray, bool]:
+        """What it holds, and whether the memory around it holds the pattern still."""
+        whole = self.memory.numpy()
+        inside = whole[self.GUARD_BYTES : -self.GUARD_BYTES]
+        around = np.delete(whole, slice(self.GUARD_BYTES, -self.GUARD_BYTES))
+        contents = inside.view(self._contents.dtype).reshape(self._contents.shape)
+        return contents, bool((around == self.PATTERN).all())
+
+
+def compile_source(source: str, device: str) -> None:
+    """Has the device's compiler build a kernel's text. Raises tinygrad's CompileError."""
+    Device[device].compiler.compile(source)
+
+
+def _expect_argument(name: str, argument: Argument, tensor: Tensor) -> None:
+    found = f"found {tensor.shape} {tensor.dtype.name}"
+    if tensor.shape != argument.shape or tensor.dtype != argument.dtype:
+        expected = f"{argument.shape} {argument.dtype.name}"
+        raise ValueError(f"{name}: {argument.name} must be {expected}, {found}")
+
+
+def _is_whole(uop: UOp) -> bool:
+    """Whether a tensor is a whole buffer, or the state of one after a kernel."""
+    while uop.op in (Ops.RESHAPE, Ops.AFTER):
+        uop = uop.src[0]
+    return uop.op in (Ops.BUFFER, Ops.PARAM)
 
 
 class Step:
@@ -109,6 +196,11 @@ class Step:
         self._captured.free_intermediates()
         return pickle.dumps(self._captured)
 
+    @property
+    def launches(self) -> list[str]:
+        """The names of the kernels that a call launches, in order."""
+        return _names(self._captured.linear)
+
     def __call__(self) -> tuple[Tensor, ...]:
         """Launches the kernels; the tensors returned hold what they computed until the next
         call.
@@ -119,6 +211,18 @@ class Step:
             self._commands = CommandList(self._captured.linear, self._inputs)
         self._commands()
         return self._captured.ret
+
+
+def _names(linear: UOp) -> list[str]:
+    names = []
+    for call in linear.src:
+        launched = call.src[0]
+        if launched.op is Ops.CUSTOM_FUNCTION:
+            # A graph: a linear of its own.
+            names += _names(launched.src[0])
+        else:
+            names.append(launched.arg.name)
+    return names
 
 
 def _with_own_buffers(captured: CapturedJit) -> CapturedJit:

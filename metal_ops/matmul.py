@@ -1,58 +1,67 @@
-"""matmul, project, gate_up, embed: products of rows with a stored weight, plain or packed.
+"""matmul, project, gate_up: products of rows with a stored weight, plain or packed.
 
-    matmul   out[t, n] = round(sum_k x[t, k] * weight[n, k] + bias[n]) + residual[t, n]
+    matmul   out[t, n] = round(sum_k x[t, k] * weight[n, k] + bias[n])
     gate_up  out[t, n] = silu(round(sum_k x[t, k] * w1[n, k])) * round(sum_k x[t, k] * w3[n, k])
-    embed    out[t, k] = weight[token[t], k]
 
 x (T, K) in the compute type, weights (N, K), out in the compute type unless asked for as fp32. Sums
 in fp32. `round` is to the compute type, and so is the result of each further step, as in
 transformers and MLX. Weights are read once a pass over the rows, 2 N K bytes in bf16; 2 T N K
-operations.
+operations. kernels/products.metal says how the kernels sum.
 """
-
-from collections.abc import Callable
 
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
-from metal_ops.loops import Array, Index, Loops, loop_kernel
+from metal_ops.kernel import FLOATS, Argument, Kernel, compose, divide_up, has_kernels
+from metal_ops.launch import inject
+from metal_ops.loops import Array, Loops, loop_kernel
+from metal_ops.products import (
+    OUTPUT_TILES,
+    TILE,
+    WeightKind,
+    constants,
+    is_served,
+    kind_of,
+    num_ops,
+    num_row_tiles,
+    weight_arguments,
+)
 from metal_ops.rows import Rows, Weight, parts
-from metal_ops.sums import largest_divisor, products
+from metal_ops.tiles import TileRows, for_each_tile, swiglu_tile
 
-# A tile of 4 rows by 4 outputs of 16 lanes is 16 AVX-512 accumulators: measured 72-80 GFLOP/s on
-# one Zen 4 core, against 63 for 8 x 2 and 28 for tiles that do not fit the registers.
-TILE_SIZES = (4, 2)
-# From this many rows on, unpacking a weight's rows to fp32 first costs less than converting them
-# for each tile of rows.
-NUM_ROWS_TO_UNPACK = 8
-# Rows of x that stay in the second-level cache while the weight passes by are as many as fit into
-# this.
-CACHED_BYTES = 640 << 10
+STEMS = ("tile", "products")
 
 
 def matmul(
     x: Tensor,
     weight: Weight,
     bias: Tensor | None = None,
-    residual: Tensor | None = None,
     dtype: DType | None = None,
 ) -> Tensor:
-    """x (T, K) times the transpose of weight (N, K), plus bias (N) and residual (T, N): (T, N)."""
+    """x (T, K) times the transpose of weight (N, K), plus bias (N): (T, N)."""
     num_outputs, width = weight.shape
     expect("matmul", "x", x, (x.shape[0], width))
     if bias is not None:
         expect("matmul", "bias", bias, (num_outputs,))
-    if residual is not None:
-        expect("matmul", "residual", residual, (x.shape[0], num_outputs), (x.dtype,))
-    return matmul_reference(x, weight, bias, residual, dtype or x.dtype)
+    dtype = dtype or x.dtype
+    if has_kernels(x.device):
+        bias_dtype = None if bias is None else bias.dtype
+        kernel = matmul_kernel(x.shape[0], kind_of(weight), x.dtype, dtype, bias_dtype)
+        if kernel is not None:
+            return inject(kernel, [x, *parts(weight), *([] if bias is None else [bias])])[0]
+    return matmul_reference(x, weight, bias, dtype)
 
 
-def project(x: Tensor, weights: list[Weight]) -> list[Tensor]:
-    """x (T, K) times each of several weights (N, K): queries, keys and values are one launch where
-    a kernel serves them.
-    """
+def project(x: Tensor, q: Weight, k: Weight, v: Weight) -> list[Tensor]:
+    """x (T, K) times each of three weights (N, K): one launch where a kernel serves them."""
+    weights = [q, k, v]
+    if has_kernels(x.device):
+        expect("project", "x", x, (x.shape[0], q.shape[1]))
+        kernel = project_kernel(x.shape[0], *map(kind_of, weights), x.dtype)
+        if kernel is not None:
+            return inject(kernel, [x, *(part for weight in weights for part in parts(weight))])
     return [matmul(x, weight) for weight in weights]
 
 
@@ -61,94 +70,124 @@ def gate_up(x: Tensor, w1: Weight, w3: Weight) -> Tensor:
     expect("gate_up", "x", x, (x.shape[0], w1.shape[-1]))
     if w1.shape != w3.shape:
         raise ValueError(f"gate_up: w3 must have the shape of w1, {w1.shape}, found {w3.shape}")
+    if has_kernels(x.device):
+        kernel = gate_up_kernel(x.shape[0], kind_of(w1), kind_of(w3), x.dtype)
+        if kernel is not None:
+            return inject(kernel, [x, *parts(w1), *parts(w3)])[0]
     return gate_up_reference(x, w1, w3)
 
 
-def embed(tokens: Tensor, weight: Weight, dtype: DType) -> Tensor:
-    """The rows of weight (V, C) that tokens (T) name, in `dtype`: (T, C)."""
-    expect("embed", "tokens", tokens, (tokens.shape[0],), (dtypes.int32,))
-    return embed_reference(tokens, weight, dtype)
-
-
-def swiglu_tile(
-    loops: Loops, gate: Array, up: Array, num_rows: int, num_outputs: int, dtype: DType
-) -> Array:
-    """silu(gate) * up of a tile of fp32 sums, rounded to the compute type at each step."""
-    hidden = loops.local(num_rows, num_outputs)
-    with loops.over(num_rows) as a, loops.over(num_outputs) as b:
-        g = gate[a, b].cast(dtype).cast(dtypes.float)
-        silu = (g / (1 + (-g).exp())).cast(dtype).cast(dtypes.float)
-        hidden[a, b] = silu * up[a, b].cast(dtype).cast(dtypes.float)
-    return hidden
-
-
-class TileRows:
-    """A tile of a weight's rows inside a kernel: converted as they are used, or unpacked to fp32
-    first.
-    """
-
-    def __init__(
-        self, loops: Loops, rows: Rows, first: tuple[Index, ...], tile: int, is_unpacked: bool
-    ) -> None:
-        self.loops, self.rows, self.first, self.tile = loops, rows, first, tile
-        self.run, self.group = (rows.width,) * 2 if is_unpacked else (rows.run, rows.group)
-        self.unpacked = loops.local(tile, rows.width) if is_unpacked else None
-        if is_unpacked:
-            with loops.over(tile) as b:
-                rows.unpack(loops, self._index(b), self.unpacked, b)
-
-    def _index(self, b: Index) -> tuple[Index, ...]:
-        return (*self.first[:-1], self.first[-1] + b)
-
-    def _value(self, b: Index, k: UOp) -> UOp:
-        return self.rows.value(self._index(b), k) if self.unpacked is None else self.unpacked[b, k]
-
-    def products(self, num_rows: int, left: Callable[[Index, UOp], UOp]) -> Array:
-        """The sums of left(a, k) times these rows: (num_rows, tile) in fp32."""
-        return products(
-            self.loops,
-            num_rows,
-            self.tile,
-            self.rows.width,
-            left,
-            self._value,
-            self.run,
-            self.group,
-        )
-
-
-def for_each_tile(loops: Loops, num_rows: int, weights: list[Rows], num_outputs: int, tile) -> None:
-    """Calls tile(row, output, num_rows, num_outputs, weight tiles) for every tile of a product."""
-    num_cached = CACHED_BYTES // (weights[0].width * dtypes.float32.itemsize)
-    num_cached = largest_divisor(
-        num_rows, tuple(n for n in (256, 128, 64, 32, 16, 8, 4, 2) if n <= num_cached)
+def matmul_kernel(
+    num_rows: int,
+    weight: WeightKind,
+    dtype: DType,
+    out_dtype: DType,
+    bias_dtype: DType | None = None,
+) -> Kernel | None:
+    """matmul of rows in the compute type `dtype`, if a kernel serves the weight."""
+    if not is_served(weight, dtype) or out_dtype not in FLOATS or bias_dtype not in (*FLOATS, None):
+        return None
+    bias = () if bias_dtype is None else (Argument("bias", (weight.num_outputs,), bias_dtype),)
+    return _tiled(
+        "matmul",
+        num_rows,
+        [weight],
+        dtype,
+        weight.num_outputs,
+        writes=(Argument("out", (num_rows, weight.num_outputs), out_dtype),),
+        reads=(*weight_arguments("weight", weight), *bias),
+        OUT=out_dtype,
+        HAS_BIAS=bool(bias),
+        **({"B": bias_dtype} if bias else {}),
     )
-    is_unpacked = num_rows >= NUM_ROWS_TO_UNPACK or any(rows.is_streamed for rows in weights)
-    rows_tile = largest_divisor(num_rows, TILE_SIZES)
-    # Few rows wait for memory, which delivers one row of the weight after the other best.
-    outputs_tile = largest_divisor(num_outputs, TILE_SIZES) if num_rows >= NUM_ROWS_TO_UNPACK else 1
-    with loops.share(num_outputs // outputs_tile) as share:
-        with loops.over(num_rows // num_cached) as block, loops.over(share.size) as i:
-            output = share[i] * outputs_tile
-            tiles = [
-                TileRows(loops, rows, (output,), outputs_tile, is_unpacked) for rows in weights
-            ]
-            with loops.over(num_cached // rows_tile) as t:
-                tile(block * num_cached + t * rows_tile, output, rows_tile, outputs_tile, tiles)
 
 
-def matmul_reference(
-    x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor | None, dtype: DType
-) -> Tensor:
+def gate_up_kernel(num_rows: int, w1: WeightKind, w3: WeightKind, dtype: DType) -> Kernel | None:
+    """gate_up, if a kernel serves the weights, which must be stored alike."""
+    if w1 != w3 or not is_served(w1, dtype):
+        return None
+    return _tiled(
+        "gate_up",
+        num_rows,
+        [w1, w3],
+        dtype,
+        w1.num_outputs,
+        writes=(Argument("out", (num_rows, w1.num_outputs), dtype),),
+        reads=(*weight_arguments("w1", w1), *weight_arguments("w3", w3)),
+        # Two weights a tile: as many sums as matmul has.
+        output_tiles=OUTPUT_TILES // 2,
+    )
+
+
+def project_kernel(
+    num_rows: int, q: WeightKind, k: WeightKind, v: WeightKind, dtype: DType
+) -> Kernel | None:
+    """project, if a kernel serves the weights, which must be stored alike."""
+    is_alike = (q.dtype, q.bits, q.group_size) == (k.dtype, k.bits, k.group_size)
+    if k != v or not is_alike or not is_served(q, dtype):
+        return None
+    kinds = {"q": q, "k": k, "v": v}
+    tile = TILE * OUTPUT_TILES
+    return _tiled(
+        "project",
+        num_rows,
+        [q, k, v],
+        dtype,
+        sum(divide_up(kind.num_outputs, tile) * tile for kind in kinds.values()),
+        writes=tuple(
+            Argument(name, (num_rows, kind.num_outputs), dtype) for name, kind in kinds.items()
+        ),
+        reads=tuple(
+            part
+            for name, kind in kinds.items()
+            for part in weight_arguments(f"{name}_weight", kind)
+        ),
+        Q_OUTPUTS=q.num_outputs,
+        KV_OUTPUTS=k.num_outputs,
+        Q_TILES=divide_up(q.num_outputs, tile),
+        KV_TILES=divide_up(k.num_outputs, tile),
+    )
+
+
+def _tiled(
+    op: str,
+    num_rows: int,
+    weights: list[WeightKind],
+    dtype: DType,
+    num_outputs: int,
+    writes: tuple[Argument, ...],
+    reads: tuple[Argument, ...],
+    output_tiles: int = OUTPUT_TILES,
+    **extra: int | DType,
+) -> Kernel:
+    """A launch over the tiles of so many outputs and rows; x comes first of what it reads."""
+    weight = weights[0]
+    x = Argument("x", (num_rows, weight.depth), dtype)
+    packing = f"_q{weight.bits}" if weight.bits else ""
+    name = f"{op}{packing}_{num_rows}x{num_outputs}x{weight.depth}"
+    values = constants(weight, dtype, num_rows, output_tiles)
+    source = compose((*STEMS, op), op, name, **values, NUM_OUTPUTS=num_outputs, **extra)
+    row_blocks = divide_up(num_rows, TILE * num_row_tiles(num_rows))
+    return Kernel(
+        name,
+        source,
+        (divide_up(num_outputs, TILE * output_tiles), row_blocks, 1),
+        values["THREADS"],
+        writes,
+        (x, *reads),
+        num_ops=sum(num_ops(kind, num_rows) for kind in weights),
+        num_bytes=row_blocks * sum(kind.num_bytes for kind in weights)
+        + sum(argument.num_bytes for argument in (x, *writes)),
+    )
+
+
+def matmul_reference(x: Tensor, weight: Weight, bias: Tensor | None, dtype: DType) -> Tensor:
     num_rows, width = x.shape
     num_outputs = weight.shape[0]
-    compute, extras = x.dtype, [extra for extra in (bias, residual) if extra is not None]
 
     def body(loops: Loops, out: Array, x: Array, *arrays: Array) -> None:
         rows = Rows(weight, list(arrays[: len(parts(weight))]))
-        extra = iter(arrays[len(parts(weight)) :])
-        bias_array = next(extra) if bias is not None else None
-        residual_array = next(extra) if residual is not None else None
+        bias_array = arrays[-1] if bias is not None else None
 
         def tile(
             row: UOp, output: UOp, num_tile_rows: int, num_tile_outputs: int, tiles: list[TileRows]
@@ -158,16 +197,13 @@ def matmul_reference(
                 value = sums[a, b]
                 if bias_array is not None:
                     value = value + bias_array[output + b].cast(dtypes.float)
-                if residual_array is not None:
-                    value = value.cast(compute).cast(dtypes.float)
-                    value = value + residual_array[row + a, output + b].cast(dtypes.float)
                 out[row + a, output + b] = value
 
         for_each_tile(loops, num_rows, [rows], num_outputs, tile)
 
     out = Tensor.empty(num_rows, num_outputs, dtype=dtype, device=x.device)
     name = f"matmul_{num_rows}_{num_outputs}_{width}"
-    return loop_kernel(name, body, [out], [x, *parts(weight), *extras])[0]
+    return loop_kernel(name, body, [out], [x, *parts(weight), *([] if bias is None else [bias])])[0]
 
 
 def gate_up_reference(x: Tensor, w1: Weight, w3: Weight) -> Tensor:
@@ -194,19 +230,3 @@ def gate_up_reference(x: Tensor, w1: Weight, w3: Weight) -> Tensor:
     out = Tensor.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
     name = f"gate_up_{num_rows}_{num_outputs}_{width}"
     return loop_kernel(name, body, [out], [x, *parts(w1), *parts(w3)])[0]
-
-
-def embed_reference(tokens: Tensor, weight: Weight, dtype: DType) -> Tensor:
-    num_rows, width = tokens.shape[0], weight.shape[1]
-
-    def body(loops: Loops, out: Array, tokens: Array, *arrays: Array) -> None:
-        rows = Rows(weight, list(arrays))
-        with loops.share(num_rows) as share, loops.over(share.size) as i:
-            t = share[i]
-            row = loops.local(width)
-            rows.unpack(loops, (tokens[t].cast(dtypes.weakint),), row)
-            with loops.over(width) as k:
-                out[t, k] = row[k]
-
-    out = Tensor.empty(num_rows, width, dtype=dtype, device=tokens.device)
-    return loop_kernel(f"embed_{num_rows}_{width}", body, [out], [tokens, *parts(weight)])[0]

@@ -44,6 +44,11 @@ class Capacity:
     def table_size(self) -> int:
         return self.drawn_offset + self.drawn
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """What kernels/table.metal needs to know of the layout."""
+        return {"ROWS_OFFSET": self.rows_offset, "DRAWN_OFFSET": self.drawn_offset}
+
     def num_segments(self, table: Array) -> UOp:
         """How many segments have rows, at least 1, inside a kernel."""
         return _load(table, 0)

@@ -48,15 +48,19 @@ def main() -> None:
     measure(peer, prompt[:16], 2)
     warmup_s = time.perf_counter() - start
     prefill_s, decode_s = measure(peer, prompt, options.gen_tokens)
-    print(json.dumps({
-        "prefill_tok_s": options.prompt_tokens / prefill_s,
-        "decode_tok_s": options.gen_tokens / decode_s,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "load_s": load_s,
-        "import_s": import_s,
-        "warmup_s": warmup_s,
-        "versions": module.Peer.versions(),
-    }))
+    print(
+        json.dumps(
+            {
+                "prefill_tok_s": options.prompt_tokens / prefill_s,
+                "decode_tok_s": options.gen_tokens / decode_s,
+                "peak_memory_bytes": peak_memory_bytes(),
+                "load_s": load_s,
+                "import_s": import_s,
+                "warmup_s": warmup_s,
+                "versions": module.Peer.versions(),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,10 @@ import numpy as np
 
 DEMO = Path(__file__).resolve().parents[1] / "lfm2" / "demo"
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
 )
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
@@ -232,7 +235,7 @@ class RandomWeights:
         left = int(np.prod(shape, dtype=np.int64))
         start = zlib.crc32(name.encode()) % POOL_SIZE
         while left:
-            piece = pool[start:start + left]
+            piece = pool[start : start + left]
             yield piece
             left -= len(piece)
             start = 0

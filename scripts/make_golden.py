@@ -46,10 +46,18 @@ CHATS = (
     [("user", "What is the capital of France?")],
     [("user", "Write a short story about a cat and a boat.")],
     [("user", "What is 27 + 48?")],
-    [("user", 'Replace "red" with "blue" in this sentence: '
-      "The teacher saw a red apple at the market.")],
-    [("user", "My name is Anna."), ("assistant", "Nice to meet you, Anna."),
-     ("user", "What is my name?")],
+    [
+        (
+            "user",
+            'Replace "red" with "blue" in this sentence: '
+            "The teacher saw a red apple at the market.",
+        )
+    ],
+    [
+        ("user", "My name is Anna."),
+        ("assistant", "Nice to meet you, Anna."),
+        ("user", "What is my name?"),
+    ],
     [("system", "You are a helpful assistant."), ("user", "Who are you?")],
 )
 MAX_REPLY_TOKENS = 120
@@ -76,7 +84,9 @@ def whole_logits(engine: peer_transformers.Peer | peer_mlx.Peer, ids: list[int])
 
 
 def greedy(
-    engine: peer_transformers.Peer | peer_mlx.Peer, ids: list[int], num_tokens: int,
+    engine: peer_transformers.Peer | peer_mlx.Peer,
+    ids: list[int],
+    num_tokens: int,
     stops: frozenset[int] = frozenset(),
 ) -> tuple[list[int], float]:
     """Returns greedy tokens, a stop token included, and the smallest lead of a winner in logits."""
@@ -102,7 +112,7 @@ def demo_prompt(length: int, text_ids: list[int]) -> list[int]:
     if length > len(text_ids):
         raise ValueError(f"the text has {len(text_ids)} tokens, a prompt needs {length}")
     start = 11 * length % (len(text_ids) - length + 1)
-    return text_ids[start:start + length]
+    return text_ids[start : start + length]
 
 
 def compare(a: np.ndarray, b: np.ndarray, what: str) -> float:
@@ -183,15 +193,17 @@ def text_goldens(tokenizer) -> dict:
         if tokens != greedy(mlx_engine, ids, MAX_REPLY_TOKENS, stops)[0]:
             raise Disagreement(f"reply to {chat[-1][1]!r}: greedy tokens differ")
         is_stopped = tokens[-1] in stops
-        replies.append({
-            "messages": messages,
-            "prompt_text": prompt,
-            "prompt_ids": ids,
-            "reply_ids": tokens,
-            "reply_text": tokenizer.decode(tokens[:-1] if is_stopped else tokens),
-            "finish_reason": "stop" if is_stopped else "length",
-            "smallest_lead": lead,
-        })
+        replies.append(
+            {
+                "messages": messages,
+                "prompt_text": prompt,
+                "prompt_ids": ids,
+                "reply_ids": tokens,
+                "reply_text": tokenizer.decode(tokens[:-1] if is_stopped else tokens),
+                "finish_reason": "stop" if is_stopped else "length",
+                "smallest_lead": lead,
+            }
+        )
     return {"about": json.loads(str(about(max_tokens=MAX_REPLY_TOKENS))), "replies": replies}
 
 

@@ -38,10 +38,12 @@ class Peer:
         config = json.loads((Path(folder) / "config.json").read_text())
         is_tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
         self.model = load_model(Path(folder), strict=is_tied)[0]
-        self.model.update(tree_map_with_path(
-            lambda path, value: value if "expert_bias" in path else value.astype(DTYPES[dtype]),
-            self.model.parameters(),
-        ))
+        self.model.update(
+            tree_map_with_path(
+                lambda path, value: value if "expert_bias" in path else value.astype(DTYPES[dtype]),
+                self.model.parameters(),
+            )
+        )
         mx.eval(self.model.parameters())
         for module in self.model.modules():
             if type(module) is SwitchLinear and dtype != "float32":

@@ -43,6 +43,7 @@ def build_runner(
     capacity: Capacity | None = None,
     compiling: Callable[[Capacity], None] | None = None,
     device: str = DEVICE,
+    tapped: tuple[int, ...] = (),
 ) -> Runner:
     """A runner of the checkpoint in `folder`; pinned to `capacity`, if one is given.
 
@@ -53,7 +54,7 @@ def build_runner(
     weights = load_weights(folder, config, device)
     state = State.create(config, NUM_SLOTS, NUM_TOKENS, compute, device)
     poison(state)
-    model = LFM2(config, weights, compute, device, NUM_TOKENS)
+    model = LFM2(config, weights, compute, device, NUM_TOKENS, tapped)
     key = model_key(model, state, device)
     runner = (Runner if capacity is None else PinnedRunner)(
         model, state, device, Artifacts(steps, key, fail), compiling

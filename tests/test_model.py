@@ -9,7 +9,7 @@ import pytest
 from tinygrad import Tensor
 
 from lfm2.runner import Runner
-from metal_ops.experts import route
+from metal_ops.route import route
 from metal_ops.table import Capacity
 from scheduler.rounds import Round
 from tests.build import DEMO, GOLDENS, NUM_SLOTS, NUM_TOKENS, build_runner, run, segment

@@ -10,16 +10,20 @@ from tinygrad import Tensor, dtypes
 
 from tests import oracle
 from lfm2.environment import default_device
-from metal_ops.argmax import argmax
+from metal_ops.argmax import argmax, argmax_kernel
 from metal_ops.attention import attend
+from metal_ops.contract.argmax import case, made
 from metal_ops.conv import short_conv
-from metal_ops.experts import choose_reference, expert_ffn, route
+from metal_ops.embed import embed, embed_kernel
+from metal_ops.experts import expert_ffn
 from metal_ops.launch import copy_in, empty
 from metal_ops.loops import loop_kernel
-from metal_ops.matmul import embed, gate_up, matmul
-from metal_ops.norm import rms_norm, rms_norm_drawn
+from metal_ops.matmul import gate_up, matmul
+from metal_ops.norm import add_rms_norm, rms_norm, rms_norm_drawn
 from metal_ops.qk import store_qkv
 from metal_ops.quantized import QuantizedMatrix
+from metal_ops.route import choose_reference, route
+from metal_ops.tap import tap, tap_kernel
 from lfm2.model import rope_angles
 from lfm2.runner import capacity_of, pack
 from scheduler.rounds import Round, Segment
@@ -81,9 +85,18 @@ def test_rms_norm_of_large_halves_is_finite():
 
 def test_rms_norm_drawn_takes_the_rows_of_the_table():
     capacity, table = ragged([(0, 0, 0, 3, 1), (1, 20, 4, 2, 1)])
-    x, weight = values(0, capacity.rows, 64), values(1, 64)
-    ours = rms_norm_drawn(tensor(x), tensor(weight), 1e-5, table, capacity).numpy()
-    np.testing.assert_allclose(ours, oracle.rms_norm(x[[2, 4]], weight, 1e-5), rtol=1e-5, atol=1e-6)
+    x, delta, weight = values(0, capacity.rows, 64), values(2, capacity.rows, 64), values(1, 64)
+    ours = rms_norm_drawn(tensor(x), tensor(delta), tensor(weight), 1e-5, table, capacity).numpy()
+    want = oracle.rms_norm((x + delta)[[2, 4]], weight, 1e-5)
+    np.testing.assert_allclose(ours, want, rtol=1e-5, atol=1e-6)
+
+
+def test_add_rms_norm():
+    x, delta, weight = values(0, 5, 97), values(1, 5, 97), values(2, 97)
+    sum, normed = add_rms_norm(tensor(x), tensor(delta), tensor(weight), 1e-5)
+    np.testing.assert_allclose(sum.numpy(), x + delta, rtol=1e-6, atol=1e-6)
+    want = oracle.rms_norm(x + delta, weight, 1e-5)
+    np.testing.assert_allclose(normed.numpy(), want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +104,8 @@ def test_rms_norm_drawn_takes_the_rows_of_the_table():
 )
 def test_matmul(rows, outputs, width):
     x, weight, bias = values(0, rows, width), values(1, outputs, width), values(2, outputs)
-    residual = values(3, rows, outputs)
-    ours = matmul(tensor(x), tensor(weight), tensor(bias), tensor(residual)).numpy()
-    np.testing.assert_allclose(ours, x @ weight.T + bias + residual, rtol=1e-5, atol=1e-5)
+    ours = matmul(tensor(x), tensor(weight), tensor(bias)).numpy()
+    np.testing.assert_allclose(ours, x @ weight.T + bias, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
@@ -148,6 +160,12 @@ def test_packed_embed(bits):
     np.testing.assert_allclose(ours, weight.dequantize().numpy()[[8, 0]], rtol=1e-5, atol=1e-6)
 
 
+def added(mixture, x):
+    """x plus a mixture of experts, as the next norm adds it."""
+    sum, _ = add_rms_norm(x, mixture, tensor(np.ones(x.shape[1])), 1e-5)
+    return sum.numpy()
+
+
 @pytest.mark.parametrize("bits", [4, 5])
 def test_packed_experts_in_any_company(bits):
     """64 rows unpack the experts first, one row converts them as it goes."""
@@ -156,21 +174,17 @@ def test_packed_experts_in_any_company(bits):
         packed(1, bits, 32, 4, 32, 64),
         packed(2, bits, 32, 4, 64, 32),
     )
-    x, residual = tensor(values(3, 64, 64)), tensor(values(4, 64, 64))
+    x = tensor(values(3, 64, 64))
     chosen = np.argsort(values(5, 64, 4))[:, :2].astype(np.int32)
     weights = np.abs(values(6, 64, 2))
-    whole = expert_ffn(x, Tensor(chosen), tensor(weights), w1, w3, w2, residual).numpy()
+    whole = added(expert_ffn(x, Tensor(chosen), tensor(weights), w1, w3, w2), x)
     one = slice(40, 41)
-    alone = expert_ffn(
-        *(tensor(x.numpy()[one]), Tensor(chosen[one]), tensor(weights[one])),
-        w1,
-        w3,
-        w2,
-        tensor(residual.numpy()[one]),
-    ).numpy()
+    row = tensor(x.numpy()[one])
+    alone = expert_ffn(row, Tensor(chosen[one]), tensor(weights[one]), w1, w3, w2)
+    alone = added(alone, row)
     assert_same_bits(alone, whole[one])
     w1, w3, w2 = (weight.dequantize().numpy() for weight in (w1, w3, w2))
-    want = residual.numpy()[40].copy()
+    want = x.numpy()[40].copy()
     for a, e in enumerate(chosen[40]):
         want += weights[40, a] * (
             w2[e] @ (oracle.silu(w1[e] @ x.numpy()[40]) * (w3[e] @ x.numpy()[40]))
@@ -330,7 +344,7 @@ def test_route_bias_in_fp32():
 @pytest.mark.parametrize("rows, experts, active", [(1, 8, 2), (5, 8, 4), (32, 4, 2)])
 def test_expert_ffn(rows, experts, active):
     width, ffn = 48, 20
-    x, residual = values(0, rows, width), values(1, rows, width)
+    x = values(0, rows, width)
     w1, w3 = values(2, experts, ffn, width, scale=0.2), values(3, experts, ffn, width, scale=0.2)
     w2 = values(4, experts, width, ffn, scale=0.2)
     chosen = np.argsort(values(5, rows, experts))[:, :active]
@@ -342,9 +356,9 @@ def test_expert_ffn(rows, experts, active):
         tensor(w1),
         tensor(w3),
         tensor(w2),
-        tensor(residual),
-    ).numpy()
-    want = residual.copy()
+    )
+    ours = added(ours, tensor(x))
+    want = x.copy()
     for t in range(rows):
         for a, e in enumerate(chosen[t]):
             want[t] += weights[t, a] * (w2[e] @ (oracle.silu(w1[e] @ x[t]) * (w3[e] @ x[t])))
@@ -367,6 +381,31 @@ def test_argmax_with_one_lane():
     logits = values(0, 2, 97).astype(np.float32)
     logits[0, [3, 50]] = 9.0
     assert argmax(tensor(logits)).numpy()[:, 0].tolist() == [3, logits[1].argmax()]
+
+
+@pytest.mark.parametrize("vocab_size", [96, 97])
+def test_argmax_of_rows_without_a_largest_logit(vocab_size):
+    """As the kernel's contract has it: a NaN counts as -inf, and all -inf is id 0."""
+    wanted = case(made(vocab_size)).expected["out"].values
+    np.testing.assert_array_equal(argmax(tensor(made(vocab_size))).numpy(), wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 10])
+def test_tap(rows):
+    x, before = values(0, rows, 36), values(1, 12, 5 * 36).astype(np.float32)
+    scratch = buffer(before)
+    tap(tensor(x), scratch, 2).realize()
+    before[:rows, 2 * 36 : 3 * 36] = x
+    np.testing.assert_array_equal(scratch.numpy(), before)
+
+
+def test_shapes_that_kernels_leave_to_the_reference():
+    half = dtypes.half
+    assert [n for n in (3, 4, 97) if argmax_kernel(2, n)] == [4, 97]
+    assert [n for n in (36, 37, 38) if tap_kernel(2, 4, n, 5, 0, half)] == [36]
+    assert tap_kernel(2, 4, 36, 5, 0, dtypes.int32) is None
+    assert [n for n in (36, 37, 38) if embed_kernel(2, 9, n, half, half, None)] == [36]
+    assert [n for n in (2, 3, 4, 5, 6, 8) if embed_kernel(2, 9, 64, half, half, (n, 32))] == [4, 8]
 
 
 def test_loops_keep_the_order_of_the_text():
@@ -424,6 +463,14 @@ def test_a_loop_may_end_at_a_number_read_from_an_array():
             "x must have shape (2, 9), found (2, 8)",
         ),
         (lambda: argmax(tensor(np.ones((2, 8)), dtypes.half)), "logits must be float, found half"),
+        (
+            lambda: tap(tensor(np.ones((3, 8))), buffer(np.ones((2, 24))), 0),
+            "scratch must have shape (3, 24), found (2, 24)",
+        ),
+        (
+            lambda: tap(tensor(np.ones((2, 8))), buffer(np.ones((2, 24))), 3),
+            "index must be below 3, found 3",
+        ),
         (
             lambda: route(tensor(np.ones((2, 8))), tensor(np.ones((4, 8))), None, 5, True, 1.0),
             "5 active experts of 4",

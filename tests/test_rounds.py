@@ -32,8 +32,8 @@ STREAMS = [stream(number) for number in range(NUM_STREAMS)]
 class Case:
     """A model and the logits of its streams, each run alone in one pass."""
 
-    def __init__(self, folder, steps, dtype: str) -> None:
-        self.runner = build_runner(folder, steps, dtype)
+    def __init__(self, folder, steps, dtype: str, device: str = "CPU") -> None:
+        self.runner = build_runner(folder, steps, dtype, device=device)
         self.alone = [chunked(self.runner, 0, 0, tokens, (LENGTH,)) for tokens in STREAMS]
 
     def fresh(self) -> Runner:

@@ -30,6 +30,7 @@ COMMANDS = {
     "convert": "Write a quantised copy of a checkpoint.",
     "score": "Measure the perplexity of a text.",
     "bench": "Measure speed and memory.",
+    "verify": "Prove the Metal kernels on this machine.",
 }
 
 

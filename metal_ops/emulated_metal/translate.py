@@ -37,14 +37,16 @@ NOT_HERE = {
     "stage_in": "kernels have no stage_in",
     "texture": "textures are not emulated",
 }
+QUALIFIERS = ("device", "constant", "const", "*", "&")
 ENTRY = "emu_kernel_"
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A kernel's parameter in device or constant memory."""
+    """A kernel's parameter in device or constant memory, and the type of its elements."""
 
     name: str
+    type: str
     index: int
     is_written: bool
 
@@ -203,7 +205,9 @@ def _parameter(where: str, part: Tokens, free) -> Parameter:
     index = next(free) if index is None else index
     is_written = "constant" not in words and "const" not in words
     kind = "emu_pointer" if "*" in words else "emu_reference"
-    return Parameter(f"{kind}{{(uintptr_t)buffers[{index}]}}", Buffer(name, index, is_written))
+    spelled = " ".join(word for word in words if word not in QUALIFIERS)
+    buffer = Buffer(name, spelled, index, is_written)
+    return Parameter(f"{kind}{{(uintptr_t)buffers[{index}]}}", buffer)
 
 
 def _instance(where: str, text: str, declaration: Declaration) -> tuple[str, str, str]:

@@ -1,0 +1,211 @@
+"""The contracts of matmul.metal, gate_up.metal and project.metal, with plain and packed weights."""
+
+from collections.abc import Callable
+
+import numpy as np
+from tinygrad import dtypes
+from tinygrad.dtype import DType
+
+from metal_ops.contract.case import EPSILON, Buffers, Case, Contract, Control, Expected, SameBits
+from metal_ops.contract.case import pattern, rounded
+from metal_ops.kernel import TYPES, Kernel
+from metal_ops.matmul import gate_up_kernel, matmul_kernel, project_kernel
+from metal_ops.products import WeightKind
+
+F32, F16, BF16 = dtypes.float32, dtypes.float16, dtypes.bfloat16
+# fp32 sums of products of numbers below 1, in any order: well within this for a depth of 4,096.
+SUM_ROOM = 1e-5
+KINDS = {
+    "": [(BF16, BF16, 0, 0), (F32, F32, 0, 0), (F32, BF16, 0, 0), (F16, F16, 0, 0)],
+    " 4-bit": [(BF16, BF16, 4, 64), (F32, F16, 4, 32), (F16, F16, 4, 128)],
+    " 8-bit": [(BF16, BF16, 8, 64), (F32, F32, 8, 32), (F16, BF16, 8, 128)],
+}
+BARRIER = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+NO_BARRIER = Control("no barrier before the chunks are added", BARRIER, "", "shapes", is_race=True)
+
+
+def contracts() -> list[Contract]:
+    return [
+        make(name, kinds)
+        for make in (matmul_contract, gate_up_contract, project_contract)
+        for name, kinds in KINDS.items()
+    ]
+
+
+def matmul_contract(name: str, kinds: list) -> Contract:
+    # Rows and outputs around the tiles' borders; depths of one unit, of few, and of uneven chunks.
+    shapes = [(1, 97, 128), (5, 8, 384), (9, 24, 1152), (17, 40, 256), (37, 17, 256)]
+    cases = [
+        matmul_case(rows, outputs, depth, kinds[i % len(kinds)], has_bias=bool(i % 2))
+        for i, (rows, outputs, depth) in enumerate(shapes * 2)
+    ]
+    # Whole rows and outputs of a real matrix, the wide projection of the convolution.
+    cases.append(matmul_case(16, 6144 // 8, 2048, kinds[0], False, "reference"))
+    cases.append(matmul_case(1, 2048, 1024, kinds[0], True, "reference"))
+    cases.append(matmul_case(3, 65, 1024, kinds[1], False, "reference", F32))
+    rows = company(lambda num_rows: matmul_case(num_rows, 24, 1152, kinds[0], True), 1152)
+    controls = (
+        NO_BARRIER,
+        Control(
+            "the first chunk twice",
+            "+= partial[chunk][element]",
+            "+= partial[0][element]",
+            "reference",
+        ),
+        Control(
+            "rows beyond a tile take the first tile's",
+            "first_row + TILE * r + lane_row",
+            "TILE * r + lane_row",
+            "rows",
+        ),
+        *packed_controls(name),
+    )
+    return Contract(f"matmul{name}", tuple(cases), rows, controls)
+
+
+def packed_controls(name: str) -> tuple[Control, ...]:
+    if not name:
+        return (
+            Control(
+                "the halves of a block change places",
+                "set_weights(block, low, high)",
+                "set_weights(block, high, low)",
+                "reference",
+            ),
+        )
+    return (
+        Control("the bias is left out", "fma(bias, totals[r][i], scaled)", "scaled", "reference"),
+        Control("the first group's scale", "scales[unit]", "scales[0]", "reference"),
+    )
+
+
+def gate_up_contract(name: str, kinds: list) -> Contract:
+    shapes = [(1, 33, 128), (9, 8, 384), (37, 17, 256)]
+    cases = [gate_up_case(*shape, kinds[i % len(kinds)]) for i, shape in enumerate(shapes * 2)]
+    cases.append(gate_up_case(4, 576, 1024, kinds[0], "reference"))
+    rows = company(lambda num_rows: gate_up_case(num_rows, 16, 640, kinds[0]), 640)
+    controls = (
+        NO_BARRIER,
+        Control(
+            "gate and up change places",
+            "swiglu(fold(gates, element), fold(ups, element))",
+            "swiglu(fold(ups, element), fold(gates, element))",
+            "reference",
+        ),
+    )
+    return Contract(f"gate_up{name}", tuple(cases), rows, controls)
+
+
+def project_contract(name: str, kinds: list) -> Contract:
+    shapes = [(1, 96, 32, 128), (9, 48, 16, 384), (37, 33, 17, 256)]
+    cases = [project_case(*shape, kinds[i % len(kinds)]) for i, shape in enumerate(shapes * 2)]
+    cases.append(project_case(2, 1024, 512, 1024, kinds[0], "reference"))
+    rows = company(lambda num_rows: project_case(num_rows, 32, 16, 640, kinds[0]), 640, "q")
+    controls = (
+        NO_BARRIER,
+        Control("the values are the keys", ": v;", ": k;", "shapes"),
+        Control(
+            "the keys' weights for the values",
+            "WEIGHT_ROW(v_weight",
+            "WEIGHT_ROW(k_weight",
+            "reference",
+        ),
+    )
+    return Contract(f"project{name}", tuple(cases), rows, controls)
+
+
+def company(make: Callable[[int], Case], depth: int, out: str = "out") -> tuple[SameBits, ...]:
+    """The first rows of wide cases, and the same rows in narrower ones; the last row at the front."""
+    wide = make(37)
+    x = wide.buffers["x"]
+
+    def picked(rows: list[int]) -> SameBits:
+        narrow = make(len(rows))
+        alone = Case(f"{len(rows)} rows", narrow.kernels, narrow.buffers | {"x": x[rows]})
+
+        def pick(found: Buffers) -> np.ndarray:
+            return found[out][rows]
+
+        return SameBits(f"rows {rows[:3]} of 37", (wide, alone), (pick, lambda found: found[out]))
+
+    every = list(range(37))
+    return tuple(map(picked, ([0], [36], [35, 3], every[8:17], every[4:36], every[::-1])))
+
+
+def matmul_case(
+    num_rows: int,
+    num_outputs: int,
+    depth: int,
+    kind: tuple[DType, DType, int, int],
+    has_bias: bool,
+    gate: str = "shapes",
+    out_dtype: DType | None = None,
+) -> Case:
+    dtype, weight, buffers, values = weights_of(kind, depth, weight=num_outputs)
+    out_dtype = out_dtype or dtype
+    bias_dtype = weight["weight"].dtype if has_bias else None
+    kernel = matmul_kernel(num_rows, weight["weight"], dtype, out_dtype, bias_dtype)
+    x = buffers["x"] = rounded(pattern(num_rows, depth, seed=5), dtype)
+    out = x @ values["weight"].T
+    if has_bias:
+        buffers["bias"] = pattern(num_outputs, seed=7)
+        out = out + buffers["bias"]
+    room = SUM_ROOM * depth**0.5
+    expected = {"out": Expected(out, absolute=room, relative=EPSILON[out_dtype])}
+    return Case(named(kernel, kind), (kernel,), buffers, expected, gate)
+
+
+def gate_up_case(
+    num_rows: int, num_outputs: int, depth: int, kind: tuple, gate: str = "shapes"
+) -> Case:
+    dtype, weight, buffers, values = weights_of(kind, depth, w1=num_outputs, w3=num_outputs)
+    kernel = gate_up_kernel(num_rows, weight["w1"], weight["w3"], dtype)
+    x = buffers["x"] = rounded(pattern(num_rows, depth, seed=5), dtype)
+    g, u = x @ values["w1"].T, x @ values["w3"].T
+    out = g / (1 + np.exp(-g)) * u
+    # Four roundings: gate, silu, up and their product; an error of the gate grows by at most 1.1.
+    bound = 4.5 * EPSILON[dtype]
+    room = SUM_ROOM * depth**0.5 * (np.abs(u) + np.abs(g) + 1) + bound * np.abs(g * u)
+    return Case(named(kernel, kind), (kernel,), buffers, {"out": Expected(out, room)}, gate)
+
+
+def project_case(
+    num_rows: int, num_q: int, num_kv: int, depth: int, kind: tuple, gate: str = "shapes"
+) -> Case:
+    sizes = {"q_weight": num_q, "k_weight": num_kv, "v_weight": num_kv}
+    dtype, weight, buffers, values = weights_of(kind, depth, **sizes)
+    kernel = project_kernel(num_rows, *weight.values(), dtype)
+    x = buffers["x"] = rounded(pattern(num_rows, depth, seed=5), dtype)
+    room = {"absolute": SUM_ROOM * depth**0.5, "relative": EPSILON[dtype]}
+    expected = {name[0]: Expected(x @ values[name].T, **room) for name in sizes}
+    return Case(named(kernel, kind), (kernel,), buffers, expected, gate)
+
+
+def named(kernel: Kernel, kind: tuple) -> str:
+    dtype, stored, _, group = kind
+    groups = f" groups of {group}" if group else ""
+    return f"{kernel.name} {TYPES[dtype]}, weight {TYPES[stored]}{groups}"
+
+
+def weights_of(
+    kind: tuple[DType, DType, int, int], depth: int, **num_outputs: int
+) -> tuple[DType, dict[str, WeightKind], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The compute type, and by name the kinds of weights, their buffers and what they stand for."""
+    dtype, stored, bits, group = kind
+    kinds, buffers, values = {}, {}, {}
+    for seed, (name, outputs) in enumerate(num_outputs.items()):
+        kinds[name] = WeightKind((outputs, depth), stored, bits, group)
+        if not bits:
+            buffers[f"{name}_values"] = values[name] = pattern(outputs, depth, seed=seed)
+            continue
+        codes = (np.arange(outputs * depth) * 2654435761 >> 7) + seed
+        codes = (codes ^ codes >> 9).reshape(outputs, depth) % 2**bits
+        scales = pattern(outputs, depth // group, seed=seed + 1) / 2 ** (bits - 1)
+        biases = pattern(outputs, depth // group, seed=seed + 2)
+        per_word = 32 // bits
+        shifts = np.arange(per_word, dtype=np.uint64) * np.uint64(bits)
+        grouped = codes.reshape(outputs, depth // per_word, per_word).astype(np.uint64)
+        buffers[f"{name}_codes"] = (grouped << shifts).sum(-1)
+        buffers[f"{name}_scales"], buffers[f"{name}_biases"] = scales, biases
+        values[name] = codes * scales.repeat(group, 1) + biases.repeat(group, 1)
+    return dtype, kinds, buffers, values

@@ -1,0 +1,85 @@
+// rms_norm: the RMSNorm of a row, and before it the addition of what the layer's last half made of the row.
+//
+//   sum[t] = round(x[t] + delta[t])                                                with HAS_DELTA
+//   sum[t] = round(x[t] + round(sum_a weights[t, a] * outputs[t * ACTIVE + a]))    with ACTIVE experts
+//   out[t] = round(round(sum[t] / sqrt(mean(sum[t]^2) + EPS)) * weight)
+//
+// Grid: one threadgroup a row; THREADS threads. Called twice a layer by metal_ops/norm.py, and with IS_DRAWN for
+// the rows whose logits are computed, which need no sum. A row needs a total over its whole width, so it gets one
+// threadgroup: few rows wait for memory once, and one barrier is all there is. 8 registers of values a thread, so
+// that occupancy is full. Reads x and delta twice, the second time from the cache; writes sum and out once. The
+// order of a row's total depends on its width alone.
+#define VALUES 4
+#define SIMDGROUPS (THREADS / 32)
+#if ACTIVE
+#define DELTA_BUFFERS device const float *outputs, device const float *weights,
+#define DELTA outputs, weights,
+#elif HAS_DELTA
+#define DELTA_BUFFERS device const T *delta,
+#define DELTA delta,
+#else
+#define DELTA_BUFFERS
+#define DELTA
+#endif
+
+inline float4 load_sum(DELTA_BUFFERS device const T* x, int t, int at) {
+  const vec<T, VALUES> loaded = *(device const vec<T, VALUES>*)(x + t * WIDTH + at);
+  float4 sum = float4(float(loaded[0]), float(loaded[1]), float(loaded[2]), float(loaded[3]));
+#if ACTIVE
+  float4 mixed = float4(0.0f);
+  for (int a = 0; a < ACTIVE; a++) {
+    const float4 output = *(device const float4*)(outputs + (t * ACTIVE + a) * WIDTH + at);
+    for (int i = 0; i < VALUES; i++) mixed[i] = fma(weights[t * ACTIVE + a], output[i], mixed[i]);
+  }
+  for (int i = 0; i < VALUES; i++) sum[i] = float(T(sum[i] + float(T(mixed[i]))));
+#elif HAS_DELTA
+  const vec<T, VALUES> added = *(device const vec<T, VALUES>*)(delta + t * WIDTH + at);
+  for (int i = 0; i < VALUES; i++) sum[i] = float(T(sum[i] + float(added[i])));
+#endif
+  return sum;
+}
+
+[[kernel, max_total_threads_per_threadgroup(THREADS)]] void rms_norm(
+    device T* out,
+#if HAS_SUM
+    device T* sum,
+#endif
+    DELTA_BUFFERS
+    device const T* x,
+    device const W* weight,
+#if IS_DRAWN
+    device const int* table,
+#endif
+    uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float partial[SIMDGROUPS];
+#if IS_DRAWN
+  const int t = drawn_row(table, row);
+#else
+  const int t = row;
+#endif
+  float squares = 0;
+  for (int at = int(thread_index) * VALUES; at < WIDTH; at += THREADS * VALUES) {
+    const float4 values = load_sum(DELTA x, t, at);
+    for (int i = 0; i < VALUES; i++) squares = fma(values[i], values[i], squares);
+#if HAS_SUM
+    vec<T, VALUES> kept;
+    for (int i = 0; i < VALUES; i++) kept[i] = T(values[i]);
+    *(device vec<T, VALUES>*)(sum + t * WIDTH + at) = kept;
+#endif
+  }
+  squares = simd_sum(squares);
+  if (lane == 0) partial[simdgroup] = squares;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float total = 0;
+  for (int i = 0; i < SIMDGROUPS; i++) total += partial[i];
+  const float scale = 1 / sqrt(total / WIDTH + EPS);
+  for (int at = int(thread_index) * VALUES; at < WIDTH; at += THREADS * VALUES) {
+    const float4 values = load_sum(DELTA x, t, at);
+    vec<T, VALUES> normed;
+    for (int i = 0; i < VALUES; i++) normed[i] = T(float(T(values[i] * scale)) * float(weight[at + i]));
+    *(device vec<T, VALUES>*)(out + int(row) * WIDTH + at) = normed;
+  }
+}

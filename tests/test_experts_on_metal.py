@@ -1,0 +1,108 @@
+"""Mixtures of experts on emulated METAL, by their kernels and by reference() where these refuse."""
+
+import sys
+
+import numpy as np
+import pytest
+from tinygrad import Tensor, dtypes
+
+from metal_ops.emulated_metal import install
+from metal_ops.experts import expert_down_kernel, expert_ffn, expert_gate_up_kernel
+from metal_ops.group_rows import group_rows_kernel
+from metal_ops.products import WeightKind, kind_of
+from metal_ops.quantized import QuantizedMatrix
+from metal_ops.route import route, route_kernel
+from tests import oracle
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator runs on Linux only")
+
+F32, BF16 = dtypes.float32, dtypes.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def emulator():
+    emulator = install()
+    emulator.checked, emulator.order = False, "fifo"
+
+
+def values(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 0.1
+
+
+def tensor(array):
+    return Tensor(array, device="METAL").realize()
+
+
+def packed(seed, bits, *shape):
+    *rows, width = shape
+    words = (*rows, width * bits // 32)
+    codes = np.random.default_rng(seed).integers(0, 2**32, words, dtype=np.uint32)
+    scales, biases = values(seed, 2, *rows, width // 32) / 2 ** (bits - 2)
+    return QuantizedMatrix(tensor(codes), tensor(scales), tensor(biases), bits, 32)
+
+
+def numbers(weight):
+    return (weight if isinstance(weight, Tensor) else weight.dequantize()).numpy()
+
+
+@pytest.mark.parametrize(
+    "experts, width, ffn, bits, has_kernels",
+    [
+        (6, 64, 96, 4, [True, True, True, True]),
+        (6, 96, 80, 0, [True, True, True, False]),
+        (6, 36, 64, 0, [False, True, False, True]),
+        (6, 64, 64, 5, [False, True, False, False]),
+        (300, 32, 32, 8, [False, False, True, True]),
+    ],
+)
+def test_a_mixture_piece_by_piece(experts, width, ffn, bits, has_kernels):
+    """What a kernel does not serve runs by reference(), between others that do run."""
+    rows, active = 5, 3
+
+    def weight(seed, *shape):
+        return packed(seed, bits, *shape) if bits else tensor(values(seed, *shape))
+
+    gate, w1, w3 = (
+        weight(1, experts, width),
+        weight(2, experts, ffn, width),
+        weight(3, experts, ffn, width),
+    )
+    w2, bias, x = weight(4, experts, width, ffn), values(5, experts), 10 * values(6, rows, width)
+    kernels = [
+        route_kernel(rows, kind_of(gate), F32, active, True, True, 1.5),
+        group_rows_kernel(rows, active, experts),
+        expert_gate_up_kernel(rows, active, kind_of(w1), kind_of(w3), F32),
+        expert_down_kernel(rows * active, kind_of(w2), F32),
+    ]
+    assert [kernel is not None for kernel in kernels] == has_kernels
+    chosen, weights = route(tensor(x), gate, tensor(bias), active, True, 1.5)
+    outputs = expert_ffn(tensor(x), chosen, weights, w1, w3, w2).outputs.numpy()
+    gate, w1, w3, w2 = map(numbers, (gate, w1, w3, w2))
+    for t in range(rows):
+        want_chosen, want_weights = oracle.route(gate @ x[t], bias, active, True, 1.5)
+        assert chosen.numpy()[t].tolist() == want_chosen.tolist()
+        np.testing.assert_allclose(weights.numpy()[t], want_weights, rtol=1e-5)
+        for a, e in enumerate(want_chosen):
+            want = w2[e] @ (oracle.silu(w1[e] @ x[t]) * (w3[e] @ x[t]))
+            np.testing.assert_allclose(outputs[t * active + a], want, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_no_kernel_serves():
+    served = WeightKind((4, 32, 64), BF16)
+    assert expert_gate_up_kernel(1, 1, served, served, BF16) is not None
+    for weight in (
+        WeightKind((4, 32, 64), F32),  # its values are not exact in the compute type
+        WeightKind((4, 32, 64), BF16, 6, 64),
+        WeightKind((4, 32, 64), BF16, 4, 16),
+        WeightKind((4, 32, 80), BF16),
+    ):
+        assert expert_gate_up_kernel(1, 1, weight, weight, BF16) is None
+        assert expert_down_kernel(1, weight, BF16) is None
+    assert expert_gate_up_kernel(1, 1, served, WeightKind((4, 32, 64), BF16, 4, 32), BF16) is None
+    assert expert_down_kernel(1, served, dtypes.int32) is None
+    for gate in (
+        WeightKind((4, 60), BF16),
+        WeightKind((4, 64), BF16, 6, 64),
+        WeightKind((4, 64), dtypes.int8),
+    ):
+        assert route_kernel(1, gate, BF16, 1, False, True, 1.0) is None

@@ -1,0 +1,42 @@
+"""How many kernels a round launches, counted on tinygrad's NULL device, which runs none."""
+
+import pytest
+
+from metal_ops.table import Capacity
+from tests import tiny
+from tests.build import build_runner
+
+
+def launches(folder, config, rows):
+    """The kernels of a decode round of `rows` streams."""
+    runner = build_runner(tiny.write_checkpoint(folder, config), device="NULL")
+    return runner.form(Capacity(rows, rows, rows)).step.launches
+
+
+def of_layers(base, kinds):
+    return base | {"layer_types": [KINDS[kind] for kind in kinds], "num_hidden_layers": len(kinds)}
+
+
+KINDS = {"c": "conv", "a": "full_attention"}
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+@pytest.mark.parametrize("kind, most", [("c", 8), ("a", 9)])
+@pytest.mark.parametrize("is_moe", [False, True])
+def test_launches_a_layer(tmp_path, rows, kind, most, is_moe):
+    """A convolution layer is at most 8 launches, an attention layer 9; experts add 2 at most."""
+    base = tiny.moe_config() if is_moe else tiny.dense_config()
+    shorter = launches(tmp_path / "shorter", of_layers(base, "cc"), rows)
+    longer = launches(tmp_path / "longer", of_layers(base, "cc" + kind), rows)
+    assert len(longer) - len(shorter) <= most + 2 * is_moe
+    # Each of them is hand-written: those that tinygrad generates name no sizes by x.
+    assert all("x" in name for name in longer), longer
+
+
+def test_launches_around_the_layers(tmp_path):
+    """One gathers the embedding, then the final norm, the head and the pick."""
+    one, two = (
+        launches(tmp_path / kinds, of_layers(tiny.dense_config(), kinds), 1)
+        for kinds in ("c", "cc")
+    )
+    assert len(one) - (len(two) - len(one)) == 4
