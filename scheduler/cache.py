@@ -202,7 +202,7 @@ class PromptCache:
                 continue
             if prompt[: len(kept.prompt)] == kept.prompt:
                 self._kept[key] = replace(kept, is_extended=True)
-            else:
+            elif kept.prompt[: len(prompt)] != prompt:
                 self._kept[key] = replace(kept, is_shared=True)
         if resumed is not None:
             self._kept[resumed.key] = replace(self._kept[resumed.key], prompt=prompt)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from scheduler.cache import PromptCache
 from scheduler.events import Event, Finished, Prefilled, Reason, Stats, Tokens
 from scheduler.options import Options
+from scheduler.request import Request
 from scheduler.runner import Drawn, Outcome, Runner, Window
 from scheduler.slots import Extents, Slots
 from scheduler.stream import Stream
@@ -78,19 +79,16 @@ class Core:
 
     def begin(self, stream: Stream) -> None:
         """Begins the pass over a prompt, from a kept state if there is one."""
-        stream.held = stream.num_cached = 0
         if self.cache is not None:
             self.cache.begin(stream)
-        stream.is_begun = True
 
     def run_turn(self) -> None:
         """A chunk of a prompt, or of several short ones, and a round of those that decode: in one
         forward if they may share it, else one after the other.
         """
-        for stream in self.filling:
-            if not stream.is_begun:
-                self.runner.cancel_prefill(stream.slot)
-                self.begin(stream)
+        for stream in self.streams.values():
+            if stream.is_in_chunk:
+                stream.spoil()
         chunks = next_chunks(self.filling, self.options)
         for stream in self.filling:
             is_taken = any(chunk.stream is stream for chunk in chunks)
@@ -106,6 +104,8 @@ class Core:
         mark; a reply's state is kept if its request says so.
         """
         request, cache = stream.request, self.cache
+        if stream.is_in_chunk:
+            stream.spoil()
         if stream.is_filling:
             self.runner.cancel_prefill(stream.slot)
         if cache is not None and reason != "error":
@@ -133,34 +133,28 @@ class Core:
         """Runs a round and commits it, or deals with its failure."""
         if not windows:
             return
+        for window in windows:
+            window.stream.is_in_chunk = window.is_chunk
         is_prefill = all(window.is_chunk for window in windows)
+        forward = self.runner.prefill_step if is_prefill else self.runner.run
         try:
-            forward = self.runner.prefill_step if is_prefill else self.runner.run
-            outcomes = forward(windows)
-        except BaseException as error:
-            for window in windows:
-                if window.is_chunk:
-                    window.stream.spoil()
-            if not isinstance(error, Exception):
-                raise
+            made = list(zip(windows, forward(windows), strict=True))
+        except Exception as error:
             self._separate(windows, error)
             return
         num_rows = sum(window.num_rows for window in windows)
-        for window, outcome in zip(windows, outcomes, strict=True):
+        for window, outcome in made:
             self._commit(window, outcome, num_rows)
 
     def _separate(self, windows: Sequence[Window], error: Exception) -> None:
         """A round failed. One of a single chunk, or of decoding streams only, fails what was in it.
-        In any other, chunks are to begin anew, each alone, and the rest runs again without them.
+        In any other, prompts begin anew, each alone from now on, and the rest has its next turn.
         """
-        decoding = [window for window in windows if not window.is_chunk]
-        if len(windows) == 1 or len(decoding) == len(windows):
+        if len(windows) == 1 or not any(window.is_chunk for window in windows):
             for window in windows:
                 self.finish(window.stream, "error", error)
-            return
         for window in windows:
             window.stream.is_alone |= window.is_chunk
-        self._run(decoding)
 
     def _commit(self, window: Window, outcome: Outcome, num_rows: int) -> None:
         stream = window.stream
@@ -188,6 +182,7 @@ class Core:
             stream.prefilled_s = self.clock()
             self.events.append(Prefilled(stream.number, stream.num_cached))
             self._deliver(stream, outcome.drawn, is_fed=False)
+        stream.is_in_chunk = False
 
     def _deliver(self, stream: Stream, drawn: Sequence[Drawn], is_fed: bool) -> None:
         """Adds tokens to a reply, up to the one that ends it. is_fed: for each of them a row was
@@ -196,14 +191,14 @@ class Core:
         made: list[Drawn] = []
         reason, error = None, None
         for token in drawn:
-            stream.tokens.append(token.token)
             made.append(token)
             try:
-                reason = ending(stream)
+                reason = ending(stream.request, token.token, stream.num_made + len(made))
             except Exception as raised:
                 reason, error = "error", raised
             if reason is not None:
                 break
+        stream.tokens += [token.token for token in made]
         stream.held += len(made) if is_fed else 0
         self.events.append(Tokens(stream.number, tuple(made)))
         if reason is not None:
@@ -227,9 +222,8 @@ class Core:
         )
 
 
-def ending(stream: Stream) -> Reason | None:
-    """Why a reply ends with the token it has last, if it does."""
-    request, token = stream.request, stream.tokens[-1]
+def ending(request: Request, token: int, num_made: int) -> Reason | None:
+    """Why a reply ends with its token number `num_made`, if it does."""
     if token in request.stop_tokens or (request.ends is not None and request.ends(token)):
         return "stop"
-    return "length" if stream.num_made == request.max_tokens else None
+    return "length" if num_made == request.max_tokens else None

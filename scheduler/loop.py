@@ -129,8 +129,8 @@ class Scheduler:
     def step(self) -> list[Event]:
         """One turn: cancels, admissions, a chunk and a round; what came of them.
 
-        An interrupt of the runner leaves by here, with every request as it was before the round;
-        the next step goes on.
+        An interrupt of the runner leaves by here, with every request as it was before the round,
+        but that prompts whose chunks it cut short begin anew. The next step goes on.
         """
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("another thread is in step: one thread owns a scheduler")

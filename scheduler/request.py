@@ -13,13 +13,13 @@ class Request:
     """One reply to make, from token ids to token ids.
 
     max_tokens: most tokens of the reply. sampling: how the runner draws them, which nothing here
-    looks at. stop_tokens end the reply, itself included. ends: called once with every other token
-    of the reply, in order, and true if the reply ends with it, as where a stop text is complete; if
-    it raises, this request fails. is_background: waits until no foreground request does. starts:
-    positions of the prompt where a chunk is to begin, as where a message does. marks: the same, and
-    the state there is kept for later prompts that begin alike. keeps_reply: the state is kept once
-    more when the reply ends, for a prompt that goes on from it and has that position among its
-    `starts`. Raises RequestRefused for an empty prompt and for no room for a reply.
+    looks at. stop_tokens end the reply, and are its last token. ends: called with every other token
+    of the reply, once and in order, and true if the reply ends with it, as where a stop text is
+    complete; if it raises, this request fails. is_background: waits until no foreground request
+    does. starts: positions of the prompt where a chunk is to begin, as where a message does. marks:
+    the same, and the state there is kept for later prompts that begin alike. keeps_reply: the state
+    is kept once more when the reply ends, for a prompt that goes on from it and has that position
+    among its `starts`. Raises RequestRefused for an empty prompt and for no room for a reply.
     """
 
     prompt: tuple[int, ...]

@@ -57,9 +57,9 @@ class Outcome:
 class Runner(Protocol):
     """Called by the one thread that owns the scheduler, one call at a time.
 
-    A round that raises an Exception may have written any of the positions of its windows. The
-    scheduler runs rows of decoding streams again (a few rows spoil nothing that they read) and
-    starts passes over prompts anew (a chunk may have overwritten what its first rows read).
+    A round that raises may have written any positions of its windows. The scheduler then runs rows
+    of decoding streams again (so few spoil nothing that they read) and starts passes over prompts
+    anew at 0 (a chunk may have overwritten what its first rows read).
     """
 
     def prefill_step(self, chunks: Sequence[Window]) -> Sequence[Outcome]:

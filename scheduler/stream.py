@@ -14,10 +14,10 @@ class Stream:
     tokens: the prompt and what is drawn so far. held: how many of them the state has; a stream
     fills until it has the prompt, then decodes: all but the last token, the pending one, are held.
     marks: where the state is to be kept, and whether for other conversations too. spared: keys of
-    the kept states that this pass came from or made. passed_over: how often another prompt
-    was taken in a row. is_alone: its chunks share no round, since one that they shared failed.
-    last_served: the lower, the longer ago it had a turn. has_left: it is finished. Times in seconds
-    of the clock.
+    the kept states that this pass came from or made. passed_over: how often another prompt was
+    taken in a row. is_in_chunk: a chunk was begun and is not committed. is_alone: its chunks share
+    no round, since one that they shared failed. last_served: the lower, the longer ago it had a
+    turn. has_left: it is finished. Times in seconds of the clock.
     """
 
     number: int
@@ -29,7 +29,7 @@ class Stream:
     admitted_s: float
     tokens: list[int] = field(init=False)
     held: int = 0
-    is_begun: bool = False
+    is_in_chunk: bool = False
     is_alone: bool = False
     has_left: bool = False
     marks: dict[int, bool] = field(default_factory=dict)
@@ -62,6 +62,6 @@ class Stream:
         return len(self.tokens) - len(self.request.prompt)
 
     def spoil(self) -> None:
-        """What the slot holds cannot be trusted: the pass over the prompt is to begin anew."""
-        self.held = 0
-        self.is_begun = False
+        """What the slot holds cannot be trusted: the pass begins anew at 0."""
+        self.held = self.num_cached = 0
+        self.is_in_chunk = False

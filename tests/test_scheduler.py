@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from scheduler.chunks import RoundCost, planned_chunk
 from scheduler.request import RequestRefused
 from tests.fake_runner import BAD_CHUNK, BAD_LOGIT, RoundFailed, tokens
 from tests.served import Served
@@ -67,6 +68,37 @@ def test_a_chunk_leaves_out_nobody_who_decodes():
     served.submit(tokens(4, 40))
     served.step(5)
     assert [len(served.reply(number)) for number in talking] == [count + 5 for count in made]
+
+
+def worst_gap(chunk: int, cost: RoundCost, **sizes) -> float:
+    """The longest time between two tokens of 4 streams while 2,048 tokens of a prompt fill."""
+    served = Served(num_tokens=9000, num_slots=5, chunk=chunk, round_rows=4, **sizes)
+    talking = decoding(served, *(tokens(n, 3) for n in range(4)), max_tokens=90)
+    times = {number: [0.0] for number in talking}
+    inner, now = served.runner.run, 0.0
+
+    def run(windows):
+        nonlocal now
+        num_rows = sum(window.num_rows for window in windows)
+        now += cost.seconds(1 << (num_rows - 1).bit_length())
+        for window in windows:
+            times.get(window.stream.number, []).append(now)
+        return inner(windows)
+
+    served.runner.run = run
+    served.submit(tokens(5, 2048), 1)
+    served.finish()
+    return max(later - now for each in times.values() for now, later in zip(each, each[1:]))
+
+
+def test_the_worst_gap_is_that_which_the_chunk_was_planned_for():
+    cost = RoundCost(fixed_s=0.020, row_s=0.002)
+    chunk = planned_chunk(0.300, cost, num_streams=4, max_rows=512)
+    mixed = worst_gap(chunk, cost, max_rows=512)
+    apart = worst_gap(chunk, cost, max_rows=512, is_mixing=False)
+    whole = worst_gap(2048, cost, max_rows=4096)
+    assert mixed <= 0.300 < whole / 5
+    assert apart == pytest.approx(cost.seconds(128) + cost.seconds(4))
 
 
 @MIXING
@@ -152,6 +184,21 @@ def test_cancel_during_the_last_chunk_draws_nothing():
         assert served.reply(number) == [] and len(served.rows(number)) == 2
         assert served.ending(number).reason == "cancelled"
         served.check_whole()
+
+
+def test_cancel_during_a_round_delivers_nothing_of_it():
+    served = Served()
+    (number,) = decoding(served, tokens(1, 3))
+    inner = served.runner.run
+
+    def run(windows):
+        served.scheduler.cancel(number)
+        return inner(windows)
+
+    served.runner.run = run
+    served.finish()
+    assert len(served.reply(number)) == 1
+    assert served.ending(number).reason == "cancelled"
 
 
 def test_cancel_of_a_decoding_stream_keeps_the_tokens_so_far():
@@ -336,6 +383,36 @@ def test_an_interrupt_costs_a_round_and_no_token(interrupted):
         served.finish()
     served.finish()
     check_replies(served, prompts)
+    served.check_whole()
+
+
+def test_an_interrupt_between_two_commits_loses_no_prompt():
+    served = Served(is_cut_sensitive=True)
+    calls = []
+
+    def ends(token):
+        calls.append(token)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return False
+
+    first = served.submit(tokens(1, 3), ends=ends)
+    others = {
+        served.submit(tokens(n, length)): tokens(n, length) for n, length in ((2, 5), (3, 20))
+    }
+    with pytest.raises(KeyboardInterrupt):
+        served.finish()
+    served.finish()
+    check_replies(served, others | {first: tokens(1, 3)})
+    served.check_whole()
+
+
+def test_a_runner_that_answers_for_too_few_fails_the_round():
+    served = Served()
+    first, second = decoding(served, tokens(1, 3), tokens(2, 3))
+    inner, served.runner.run = served.runner.run, lambda windows: inner(windows)[:1]
+    served.finish()
+    assert {served.ending(number).reason for number in (first, second)} == {"error"}
     served.check_whole()
 
 

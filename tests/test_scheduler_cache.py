@@ -84,6 +84,23 @@ def test_a_turn_that_is_asked_again_resumes_before_it():
     assert serve(served, again, starts=starts[:2]) == starts[1]
 
 
+def test_a_reply_that_ends_inside_a_window_is_kept_up_to_there():
+    chat, question = TRUNK[:9], tokens(2, 5)
+    whole = served_with().expected(chat, 20)
+
+    def draft(stream, limit):
+        return whole[stream.num_made :][:limit] if stream.request.prompt == chat else ()
+
+    served = served_with(max_window=4, draft=draft)
+    # The first token comes of the prompt, then one window has four more.
+    number = served.submit(chat, 20, stop_tokens=frozenset([whole[3]]), keeps_reply=True)
+    served.finish()
+    reply = served.reply(number)
+    assert reply == whole[:4] and served.ending(number).stats.num_rounds == 1
+    at = len(chat) + len(reply) - 1
+    assert serve(served, (*chat, *reply, *question), starts=(at,)) == at
+
+
 def test_a_resumed_pass_cuts_as_the_whole_pass_from_there():
     served = served_with(is_cut_sensitive=True)
     prompt, points = tokens(1, 40), dict(starts=(11, 30), marks=(19,))
@@ -112,6 +129,19 @@ def test_a_state_that_cannot_be_restored_is_dropped_and_computed():
     assert serve(served, TRUNK) == 16
 
 
+def test_a_resumed_pass_that_is_interrupted_counts_nothing_as_cached():
+    served = Served(budget=10**6)
+    serve(served, TRUNK)
+    served.runner.interrupted = {len(served.runner.rounds) + 1}
+    number = served.submit(TRUNK)
+    with pytest.raises(KeyboardInterrupt):
+        served.step()
+    served.finish()
+    assert [start for start, _ in served.chunks(number, 20)] == [16, 0, 8, 16]
+    assert served.num_cached(number) == 0
+    assert served.reply(number) == served.expected(TRUNK)
+
+
 def test_a_state_that_cannot_be_copied_costs_no_reply():
     served = Served(budget=10**6)
     served.runner.fails_keep = True
@@ -121,7 +151,7 @@ def test_a_state_that_cannot_be_copied_costs_no_reply():
 
 @pytest.mark.parametrize("num_slots", [2, 4, 8])
 def test_prompts_that_arrive_together_compute_what_they_share_once(num_slots):
-    served = Served(budget=10**6, num_slots=num_slots, is_cut_sensitive=True)
+    served = served_with(num_slots=num_slots, is_cut_sensitive=True)
     prompts = [(*TRUNK, 70 + n, *tokens(n, 4)) for n in range(7)]
     numbers = {served.submit(prompt): prompt for prompt in prompts}
     served.finish()
@@ -135,7 +165,8 @@ def test_prompts_that_arrive_together_compute_what_they_share_once(num_slots):
 
 def test_others_pass_those_who_wait_for_a_prefix():
     served = Served(budget=10**6)
-    first, second = served.submit((*TRUNK, 1)), served.submit((*TRUNK, 2))
+    served.submit((*TRUNK, 1))
+    second = served.submit((*TRUNK, 2))
     other = served.submit(tokens(9, 3))
     served.step(2)
     assert served.reply(other) and not served.rows(second)
@@ -162,6 +193,17 @@ def test_who_waited_for_a_prefix_goes_on_when_it_does_not_come(end):
     served.check_whole()
 
 
+def test_nobody_waits_for_a_few_tokens_more_than_are_kept():
+    served = served_with()
+    serve(served, TRUNK, marks=(8,))
+    served.cache.min_gap = 9
+    served.submit((*TRUNK, 1)), served.submit((*TRUNK, 2))
+    served.step()
+    assert served.scheduler.counts().filling == 2
+    served.finish()
+    assert served.cache.counts.hits == 2
+
+
 def test_nobody_waits_for_a_state_that_the_budget_cannot_hold():
     served = Served(budget=SIZE.num_bytes(4))
     served.submit((*TRUNK, 1)), served.submit((*TRUNK, 2))
@@ -172,7 +214,9 @@ def test_nobody_waits_for_a_state_that_the_budget_cannot_hold():
 
 def test_a_queued_prompt_has_its_prefix_kept_by_the_one_that_runs():
     served = Served(budget=10**6, num_slots=1)
-    first, second = served.submit((*TRUNK, *tokens(2, 12))), served.submit((*TRUNK, *tokens(3, 9)))
+    first = served.submit((*TRUNK, *tokens(2, 12)))
+    served.submit(tokens(4, 9))
+    second = served.submit((*TRUNK, *tokens(3, 9)))
     served.finish()
     assert (served.num_cached(first), served.num_cached(second)) == (0, 16)
     assert served.cache.states[0].at == 24 and served.cache.states[0].prompt[:20] == TRUNK
@@ -180,11 +224,14 @@ def test_a_queued_prompt_has_its_prefix_kept_by_the_one_that_runs():
 
 def test_marks_need_a_prompt_and_gaps_of_some_length():
     served = Served(budget=10**6)
-    served.cache.min_prompt, served.cache.min_gap = 20, 10
+    served.cache.min_prompt, served.cache.min_gap = 20, 17
     serve(served, tokens(2, 19))
     assert positions(served) == []
+    # The last cut is at 19.
     serve(served, TRUNK, marks=(3,))
-    # 11 is the last cut; 8 tokens after the mark are not enough.
+    assert positions(served) == [3]
+    served.cache.min_gap = 16
+    serve(served, TRUNK, marks=(3,))
     assert positions(served) == [3, 19]
 
 
@@ -229,6 +276,11 @@ def test_what_different_prompts_share_is_not_given_up_for_being_extended():
     serve(served, (*system, 3, 4, 5, 6, 7), marks=(8,))
     (state,) = served.cache.states
     assert state.is_shared and state.is_extended
+    served.cache.clear()
+    serve(served, (*system, 1, 2), marks=(8,))
+    serve(served, (*system, 1), marks=(8,))
+    assert not served.cache.states[0].is_shared
+    serve(served, (*system, 3), marks=(8,))
     serve(served, tokens(4, 12), marks=(8,))
     serve(served, (*tokens(4, 12), 5), marks=(8,))
     serve(served, tokens(5, 12), marks=(8,))
@@ -252,6 +304,20 @@ def test_the_resumed_state_goes_only_for_want_of_others():
     serve(tight, TRUNK, marks=(8,))
     assert serve(tight, TRUNK, marks=(8, 16)) == 8
     assert positions(tight) == [16]
+
+
+def test_the_resumed_state_outlives_those_used_after_it():
+    served = served_with(budget=3 * SIZE.num_bytes(8))
+    serve(served, TRUNK, marks=(8,))
+    other = tokens(2, 9)
+    serve(served, other, marks=(8,))
+    number = served.submit(TRUNK, keeps_reply=True)
+    served.step()
+    served.submit(other)
+    served.finish()
+    assert served.num_cached(number) == 8
+    assert positions(served) == [8, 23]
+    assert served.cache.states[0].prompt == TRUNK
 
 
 def test_the_same_state_is_kept_once():

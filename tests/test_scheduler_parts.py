@@ -224,13 +224,14 @@ def test_foreground_goes_before_background_each_as_it_came():
 def test_background_is_next_once_enough_went_before_it():
     queue = WaitingQueue(patience=3)
     queue.add(waiting(1, True))
+    queue.add(waiting(2, True))
     order = []
-    for number in range(2, 8):
+    for number in range(3, 11):
         queue.add(waiting(number, False))
         first = next(iter(queue))
         queue.take(first)
         order.append(first.number)
-    assert order == [2, 3, 4, 1, 5, 6]
+    assert order == [3, 4, 5, 1, 6, 7, 8, 2]
 
 
 @pytest.mark.parametrize("prompt, max_tokens, text", [((), 1, "no tokens"), ((1,), 0, "is 0")])
