@@ -142,6 +142,24 @@ def test_a_resumed_pass_that_is_interrupted_counts_nothing_as_cached():
     assert served.reply(number) == served.expected(TRUNK)
 
 
+def test_a_pass_cut_short_by_an_interrupt_is_not_kept():
+    served = Served(budget=10**6)
+    served.runner.interrupted = {2}
+    number = served.submit(TRUNK)
+    with pytest.raises(KeyboardInterrupt):
+        served.finish()
+    served.scheduler.cancel(number)
+    served.finish()
+    assert positions(served) == [] and serve(served, TRUNK) == 0
+
+
+def test_a_reply_that_failed_is_not_kept():
+    served = served_with()
+    number = served.submit(TRUNK, ends=lambda token: 1 / 0, keeps_reply=True)
+    served.finish()
+    assert served.ending(number).reason == "error" and positions(served) == []
+
+
 def test_a_state_that_cannot_be_copied_costs_no_reply():
     served = Served(budget=10**6)
     served.runner.fails_keep = True
@@ -268,6 +286,14 @@ def test_what_a_longer_prompt_extends_goes_before_what_is_older():
     assert serve(served, old, marks=(8,)) == 8
 
 
+def test_a_prompt_cut_short_shares_nothing_with_the_whole():
+    served = served_with()
+    for prompt, is_shared in ((TRUNK, False), (TRUNK[:12], False), ((*TRUNK[:12], 90), True)):
+        serve(served, TRUNK, marks=(8,))
+        serve(served, prompt, marks=(8,))
+        assert served.cache.states[0].is_shared == is_shared
+
+
 def test_what_different_prompts_share_is_not_given_up_for_being_extended():
     served = served_with(budget=3 * SIZE.num_bytes(8))
     system = TRUNK[:8]
@@ -276,11 +302,6 @@ def test_what_different_prompts_share_is_not_given_up_for_being_extended():
     serve(served, (*system, 3, 4, 5, 6, 7), marks=(8,))
     (state,) = served.cache.states
     assert state.is_shared and state.is_extended
-    served.cache.clear()
-    serve(served, (*system, 1, 2), marks=(8,))
-    serve(served, (*system, 1), marks=(8,))
-    assert not served.cache.states[0].is_shared
-    serve(served, (*system, 3), marks=(8,))
     serve(served, tokens(4, 12), marks=(8,))
     serve(served, (*tokens(4, 12), 5), marks=(8,))
     serve(served, tokens(5, 12), marks=(8,))
