@@ -163,7 +163,7 @@ def _kernel(
 ) -> Kernel:
     """num_ops and bytes are those of a stream that has the pool to itself."""
     name = f"{op}_{size}"
-    source = compose(("table", "tile", "attend", op), op, name, **constants)
+    source = compose(("table", "lanes", "attend", op), op, name, **constants)
     num_bytes = sum(argument.num_bytes for argument in (*writes, *reads))
     return Kernel(name, source, grid, THREADS, writes, reads, num_ops, num_bytes)
 

@@ -33,7 +33,7 @@ from metal_ops.rows import Rows, Weight, parts
 from metal_ops.sums import largest_divisor
 from metal_ops.tiles import NUM_ROWS_TO_UNPACK, TILE_SIZES, TileRows, swiglu_tile
 
-STEMS = ("tile", "products", "members")
+STEMS = ("lanes", "tile", "products", "members")
 
 
 def expert_ffn(

@@ -31,7 +31,7 @@ from metal_ops.products import (
 from metal_ops.rows import Rows, Weight, parts
 from metal_ops.tiles import TileRows, for_each_tile, swiglu_tile
 
-STEMS = ("tile", "products")
+STEMS = ("lanes", "tile", "products")
 
 
 def matmul(

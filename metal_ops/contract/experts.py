@@ -53,8 +53,8 @@ CONTROLS = (
     ),
     Control(
         "every tile takes the first members",
-        "first + TILE * r + lane_row",
-        "TILE * r + lane_row",
+        "first + TILE * r + loaded_row",
+        "TILE * r + loaded_row",
         "rows",
     ),
 )

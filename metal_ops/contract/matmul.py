@@ -54,8 +54,8 @@ def matmul_contract(name: str, kinds: list) -> Contract:
         ),
         Control(
             "rows beyond a tile take the first tile's",
-            "first_row + TILE * r + lane_row",
-            "TILE * r + lane_row",
+            "first_row + TILE * r + loaded_row",
+            "TILE * r + loaded_row",
             "rows",
         ),
         *packed_controls(name),
