@@ -24,8 +24,8 @@ from metal_ops.contract.case import (
 from metal_ops.contract.limits import exceeded
 from metal_ops.emulated_metal import MetalCompileError, MetalLaunchError
 from metal_ops.emulated_metal.build import read_kernels
-from metal_ops.kernel import TYPES, Argument
-from metal_ops.launch import GuardedBuffer, compile_source, inject
+from metal_ops.kernel import TYPES, Argument, Target, target_of
+from metal_ops.launch import GuardedBuffer, compile_kernel, inject
 
 Faults = Iterator[str]
 COMPILE_ERRORS = (CompileError, MetalCompileError)
@@ -35,10 +35,14 @@ LAUNCH_ERRORS = (MetalLaunchError, RuntimeError)
 def builds(contract: Contract, device: str) -> Faults:
     """Compiles for the device, and as strictly as Metal with true address spaces; the text's
     arguments are the contract's.
+
+    Of CUDA, whose texts Metal does not take, the device's compiler alone sees types and order.
     """
     for kernel in contract.kernels:
         try:
-            compile_source(kernel.source, device)
+            compile_kernel(kernel, device)
+            if target_of(device) is Target.CUDA:
+                continue
             declared = {
                 found.name: found for found in read_kernels(kernel.source, kernel.name, True)
             }
