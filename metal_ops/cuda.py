@@ -72,10 +72,12 @@ def _position(name: str, kind: str, attribute: str) -> str:
 
 
 def _entry(kernel: Kernel, positions: list[str]) -> str:
-    """The launched function: its parameters are the kernel's buffers, in order."""
+    """The launched function: its parameters are the kernel's buffers, in order, none of which
+    another one overlaps.
+    """
     parameters = [
-        *(f"{_spelled(out.dtype)}* {out.name}" for out in kernel.writes),
-        *(f"const {_spelled(read.dtype)}* {read.name}" for read in kernel.reads),
+        *(f"{_spelled(out.dtype)}* __restrict__ {out.name}" for out in kernel.writes),
+        *(f"const {_spelled(read.dtype)}* __restrict__ {read.name}" for read in kernel.reads),
     ]
     passed = [*(argument.name for argument in (*kernel.writes, *kernel.reads)), *positions]
     head = f'extern "C" __global__ void __launch_bounds__({kernel.threads}) {kernel.name}'
