@@ -19,13 +19,13 @@ from metal_ops.launch import inject
 from metal_ops.loops import Array, Index, Loops, loop_kernel
 from metal_ops.norm import Mixture
 from metal_ops.products import (
-    OUTPUT_TILES,
     TILE,
     WeightKind,
     constants,
     is_served,
     kind_of,
     num_ops,
+    num_output_tiles,
     num_row_tiles,
     weight_arguments,
 )
@@ -96,8 +96,6 @@ def expert_gate_up_kernel(
         {"w1": w1, "w3": w3},
         Argument("x", (num_rows, w1.depth), dtype),
         Argument("hidden", (num_rows * num_active, w1.num_outputs), dtype),
-        # Two weights a tile, as gate_up.
-        OUTPUT_TILES // 2,
         target,
     )
 
@@ -110,7 +108,7 @@ def expert_down_kernel(
         return None
     hidden = Argument("hidden", (num_pairs, w2.depth), dtype)
     outputs = Argument("outputs", (num_pairs, w2.num_outputs), dtypes.float32)
-    return _expert_kernel("expert_down", {"w2": w2}, hidden, outputs, OUTPUT_TILES, target)
+    return _expert_kernel("expert_down", {"w2": w2}, hidden, outputs, target)
 
 
 def _expert_kernel(
@@ -118,7 +116,6 @@ def _expert_kernel(
     weights: dict[str, WeightKind],
     rows: Argument,
     out: Argument,
-    output_tiles: int,
     target: Target,
 ) -> Kernel:
     """A launch over the tiles of outputs and the experts that may have pairs, those of `out`."""
@@ -128,8 +125,10 @@ def _expert_kernel(
     lists = Lists(num_experts, num_pairs)
     # Rows that only fill a tile up cost as much as true ones: a tile is as high as an expert has
     # members on average, and where it has more, its weights come out of the cache again.
+    num_members = divide_up(num_pairs, num_experts)
+    output_tiles = num_output_tiles(num_members, len(weights), target)
     values = constants(weight, rows.dtype, num_rows, output_tiles) | {
-        "ROW_TILES": num_row_tiles(divide_up(num_pairs, num_experts))
+        "ROW_TILES": num_row_tiles(num_members)
     }
     packing = f"_q{weight.bits}" if weight.bits else ""
     name = f"{op}{packing}_{num_pairs}x{num_outputs}x{depth}_{num_experts}"

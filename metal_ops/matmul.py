@@ -18,13 +18,13 @@ from metal_ops.kernel import FLOATS, Argument, Kernel, Target, compose, divide_u
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
 from metal_ops.products import (
-    OUTPUT_TILES,
     TILE,
     WeightKind,
     constants,
     is_served,
     kind_of,
     num_ops,
+    num_output_tiles,
     num_row_tiles,
     weight_arguments,
 )
@@ -126,8 +126,7 @@ def gate_up_kernel(
         target,
         writes=(Argument("out", (num_rows, w1.num_outputs), dtype),),
         reads=(*weight_arguments("w1", w1), *weight_arguments("w3", w3)),
-        # Two weights a tile: as many sums as matmul has.
-        output_tiles=OUTPUT_TILES // 2,
+        num_weights=2,
     )
 
 
@@ -144,7 +143,7 @@ def project_kernel(
     if k != v or not is_alike or not is_served(q, dtype):
         return None
     kinds = {"q": q, "k": k, "v": v}
-    tile = TILE * OUTPUT_TILES
+    tile = TILE * num_output_tiles(num_rows, 1, target)
     return _tiled(
         "project",
         num_rows,
@@ -176,10 +175,14 @@ def _tiled(
     target: Target,
     writes: tuple[Argument, ...],
     reads: tuple[Argument, ...],
-    output_tiles: int = OUTPUT_TILES,
+    num_weights: int = 1,
     **extra: int | DType,
 ) -> Kernel:
-    """A launch over the tiles of so many outputs and rows; x comes first of what it reads."""
+    """A launch over the tiles of so many outputs and rows; x comes first of what it reads.
+
+    num_weights: of those that a threadgroup multiplies with.
+    """
+    output_tiles = num_output_tiles(num_rows, num_weights, target)
     weight = weights[0]
     x = Argument("x", (num_rows, weight.depth), dtype)
     packing = f"_q{weight.bits}" if weight.bits else ""
