@@ -115,7 +115,7 @@ def project_contract(name: str, kinds: list) -> Contract:
 
 
 def company(make: Callable[[int], Case], depth: int, out: str = "out") -> tuple[SameBits, ...]:
-    """The first rows of wide cases, and the same rows in narrower ones; the last row at the front."""
+    """Rows of a wide case, and the same rows in narrower ones, in another order too."""
     wide = make(37)
     x = wide.buffers["x"]
 

@@ -143,7 +143,8 @@ def verify(chosen: Iterable[Contract], device: str, say: Say, progress: Say) -> 
             say(f"{word} {control.gate} {contract.name}: {control.what}: {found}")
     num_kernels, num_controls = num_passed + num_failed, num_red + num_missed
     say(
-        f"SUMMARY {num_kernels} kernels: {num_passed} pass gates 1-{len(GATES)}, {num_failed} fail; "
+        f"SUMMARY {num_kernels} kernels: {num_passed} pass gates 1-{len(GATES)}, "
+        f"{num_failed} fail; "
         f"{num_controls} controls: {num_red} red as planted, {num_missed} missed; "
         f"{num_limits} limit problems"
     )
