@@ -16,7 +16,13 @@ F32, F16, BF16 = dtypes.float32, dtypes.float16, dtypes.bfloat16
 # fp32 sums of products of numbers below 1, in any order: well within this for a depth of 4,096.
 SUM_ROOM = 1e-5
 KINDS = {
-    "": [(BF16, BF16, 0, 0), (F32, F32, 0, 0), (F32, BF16, 0, 0), (F16, F16, 0, 0)],
+    "": [
+        (BF16, BF16, 0, 0),
+        (F32, F32, 0, 0),
+        (F32, BF16, 0, 0),
+        (F16, BF16, 0, 0),
+        (F16, F16, 0, 0),
+    ],
     " 4-bit": [(BF16, BF16, 4, 64), (F32, F16, 4, 32), (F16, F16, 4, 128)],
     " 8-bit": [(BF16, BF16, 8, 64), (F32, F32, 8, 32), (F16, BF16, 8, 128)],
 }
