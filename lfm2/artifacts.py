@@ -123,6 +123,6 @@ def sources_digest() -> str:
     digest = hashlib.sha256()
     ops = root / "metal_ops"
     for path in [*STEP_SOURCES, *sorted([*ops.iterdir(), *(ops / "kernels").iterdir()])]:
-        if path.suffix in (".py", ".metal", ".c"):
+        if path.suffix in (".py", ".metal", ".cuh", ".c"):
             digest.update(f"{path.name}\0".encode() + (root / path).read_bytes())
     return digest.hexdigest()

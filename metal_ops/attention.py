@@ -21,9 +21,10 @@ from metal_ops.kernel import (
     SIMD_WIDTH,
     Argument,
     Kernel,
+    Target,
     compose,
     divide_up,
-    has_kernels,
+    target_of,
 )
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
@@ -63,9 +64,11 @@ def attend(
         raise ValueError(
             f"attend: {q.shape[1]} query heads do not divide over {keys.shape[1]} kv heads"
         )
-    kernels = None
-    if has_kernels(q.device):
-        kernels = attend_kernels(capacity, q.shape[1], keys.shape, scale, q.dtype, keys.dtype)
+    kernels, target = None, target_of(q.device)
+    if target is not None:
+        kernels = attend_kernels(
+            capacity, q.shape[1], keys.shape, scale, q.dtype, keys.dtype, target
+        )
     if kernels is None:
         return reference(q, keys, values, scale, table, capacity)
     *sums, last = kernels
@@ -82,6 +85,7 @@ def attend_kernels(
     scale: float,
     dtype: DType,
     pool_dtype: DType,
+    target: Target = Target.METAL,
 ) -> tuple[Kernel, ...] | None:
     """The kernels for these shapes, in order: heads of a multiple of 16 up to 128, groups of up to
     16, keys and values in the compute type.
@@ -106,15 +110,16 @@ def attend_kernels(
     num_ops = 4 * prod(out.shape) * num_tokens
     if num_rows > MAX_SPLIT_ROWS:
         grid = (num_kv_heads, divide_up(num_tiles, THREADS // SIMD_WIDTH), 1)
-        return (_kernel("attend_prompt", size, constants, grid, (out,), reads, num_ops),)
+        return (_kernel("attend_prompt", size, target, constants, grid, (out,), reads, num_ops),)
     mixed = Argument("mixed", (num_rows, num_heads, SPLITS, head_dim), dtypes.float32)
     totals = Argument("totals", (num_rows, num_heads, SPLITS, 2), dtypes.float32)
     sums = (mixed, totals)
     grid = (num_kv_heads, SPLITS * SIMD_WIDTH // THREADS, num_tiles)
-    partial = _kernel("attend_partial", size, constants, grid, sums, reads, num_ops)
+    partial = _kernel("attend_partial", size, target, constants, grid, sums, reads, num_ops)
     grid = (divide_up(num_heads * head_dim, MERGED_VALUES * THREADS), num_rows, 1)
     reads, num_ops = (*sums, values, table), 4 * prod(mixed.shape)
-    return partial, _kernel("attend_merge", size, constants, grid, (out,), reads, num_ops)
+    merge = _kernel("attend_merge", size, target, constants, grid, (out,), reads, num_ops)
+    return partial, merge
 
 
 def _constants(
@@ -155,6 +160,7 @@ def most_tiles(capacity: Capacity, tile_rows: int) -> int:
 def _kernel(
     op: str,
     size: str,
+    target: Target,
     constants: dict[str, int | float | DType],
     grid: tuple[int, int, int],
     writes: tuple[Argument, ...],
@@ -163,7 +169,7 @@ def _kernel(
 ) -> Kernel:
     """num_ops and bytes are those of a stream that has the pool to itself."""
     name = f"{op}_{size}"
-    source = compose(("table", "tile", "attend", op), op, name, **constants)
+    source = compose(("table", "lanes", "attend", op), op, name, target, **constants)
     num_bytes = sum(argument.num_bytes for argument in (*writes, *reads))
     return Kernel(name, source, grid, THREADS, writes, reads, num_ops, num_bytes)
 

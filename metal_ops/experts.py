@@ -14,7 +14,7 @@ from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
 from metal_ops.group_rows import Lists, group_rows
-from metal_ops.kernel import Argument, Kernel, compose, divide_up, has_kernels
+from metal_ops.kernel import Argument, Kernel, Target, compose, divide_up, target_of
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Index, Loops, loop_kernel
 from metal_ops.norm import Mixture
@@ -33,7 +33,7 @@ from metal_ops.rows import Rows, Weight, parts
 from metal_ops.sums import largest_divisor
 from metal_ops.tiles import NUM_ROWS_TO_UNPACK, TILE_SIZES, TileRows, swiglu_tile
 
-STEMS = ("tile", "products", "members")
+STEMS = ("lanes", "tile", "products", "members")
 
 
 def expert_ffn(
@@ -62,9 +62,9 @@ def expert_gate_up(
     x: Tensor, lists: Tensor, chosen_shape: tuple[int, ...], w1: Weight, w3: Weight
 ) -> Tensor:
     """silu(w1 x) * w3 x of every pair: (T A, I) in the compute type."""
-    kernel = None
-    if has_kernels(x.device):
-        kernel = expert_gate_up_kernel(*chosen_shape, kind_of(w1), kind_of(w3), x.dtype)
+    kernel, target = None, target_of(x.device)
+    if target is not None:
+        kernel = expert_gate_up_kernel(*chosen_shape, kind_of(w1), kind_of(w3), x.dtype, target)
     if kernel is None:
         return expert_gate_up_reference(x, lists, chosen_shape, w1, w3)
     return inject(kernel, [x, lists, *parts(w1), *parts(w3)])[0]
@@ -72,16 +72,21 @@ def expert_gate_up(
 
 def expert_down(hidden: Tensor, lists: Tensor, w2: Weight) -> Tensor:
     """w2 of every pair's hidden row: (T A, C) fp32."""
-    kernel = None
-    if has_kernels(hidden.device):
-        kernel = expert_down_kernel(hidden.shape[0], kind_of(w2), hidden.dtype)
+    kernel, target = None, target_of(hidden.device)
+    if target is not None:
+        kernel = expert_down_kernel(hidden.shape[0], kind_of(w2), hidden.dtype, target)
     if kernel is None:
         return expert_down_reference(hidden, lists, w2)
     return inject(kernel, [hidden, lists, *parts(w2)])[0]
 
 
 def expert_gate_up_kernel(
-    num_rows: int, num_active: int, w1: WeightKind, w3: WeightKind, dtype: DType
+    num_rows: int,
+    num_active: int,
+    w1: WeightKind,
+    w3: WeightKind,
+    dtype: DType,
+    target: Target = Target.METAL,
 ) -> Kernel | None:
     """expert_gate_up, if a kernel serves the weights, which must be stored alike."""
     if w1 != w3 or not is_served(w1, dtype):
@@ -93,20 +98,28 @@ def expert_gate_up_kernel(
         Argument("hidden", (num_rows * num_active, w1.num_outputs), dtype),
         # Two weights a tile, as gate_up.
         OUTPUT_TILES // 2,
+        target,
     )
 
 
-def expert_down_kernel(num_pairs: int, w2: WeightKind, dtype: DType) -> Kernel | None:
+def expert_down_kernel(
+    num_pairs: int, w2: WeightKind, dtype: DType, target: Target = Target.METAL
+) -> Kernel | None:
     """expert_down, if a kernel serves the weight."""
     if not is_served(w2, dtype):
         return None
     hidden = Argument("hidden", (num_pairs, w2.depth), dtype)
     outputs = Argument("outputs", (num_pairs, w2.num_outputs), dtypes.float32)
-    return _expert_kernel("expert_down", {"w2": w2}, hidden, outputs, OUTPUT_TILES)
+    return _expert_kernel("expert_down", {"w2": w2}, hidden, outputs, OUTPUT_TILES, target)
 
 
 def _expert_kernel(
-    op: str, weights: dict[str, WeightKind], rows: Argument, out: Argument, output_tiles: int
+    op: str,
+    weights: dict[str, WeightKind],
+    rows: Argument,
+    out: Argument,
+    output_tiles: int,
+    target: Target,
 ) -> Kernel:
     """A launch over the tiles of outputs and the experts that may have pairs, those of `out`."""
     weight = next(iter(weights.values()))
@@ -124,6 +137,7 @@ def _expert_kernel(
         (*STEMS, op),
         op,
         name,
+        target,
         **values,
         **lists.constants,
         NUM_OUTPUTS=num_outputs,

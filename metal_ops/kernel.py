@@ -5,12 +5,14 @@ the contract runs it alone. Knows nothing of tinygrad's graph.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from math import prod
 from pathlib import Path
 
-from tinygrad import dtypes
+from tinygrad import Device, dtypes
 from tinygrad.dtype import DType
+from tinygrad.renderer.cstyle import CUDARenderer
 
 FOLDER = Path(__file__).parent / "kernels"
 HEAD = """#include <metal_stdlib>
@@ -27,8 +29,19 @@ TYPES = {
     dtypes.uint32: "uint",
 }
 FLOATS = (dtypes.float32, dtypes.float16, dtypes.bfloat16)
+# Compute capability 8.0, Ampere: the first that multiplies matrices of bfloat.
+OLDEST_CUDA = 80
+
+
+class Target(Enum):
+    """What a kernel's text is for. The value is the ending of texts of which it has its own."""
+
+    METAL = "metal"
+    CUDA = "cuh"
+
+
 # NOTE: NULL computes nothing; launches are counted there.
-DEVICES = ("METAL", "NULL")
+DEVICES = {"METAL": Target.METAL, "CUDA": Target.CUDA, "NULL": Target.METAL}
 
 
 @dataclass(frozen=True)
@@ -64,17 +77,37 @@ class Kernel:
 
 def has_kernels(device: str) -> bool:
     """Whether hand-written kernels run on a device."""
-    return device.split(":")[0] in DEVICES
+    return target_of(device) is not None
 
 
-def compose(stems: tuple[str, ...], entry: str, name: str, **constants: int | float | DType) -> str:
-    """The source of a kernel: constants as macros, then the texts of `kernels/` in order.
+def target_of(device: str) -> Target | None:
+    """What hand-written kernels are for that run on a device, if any do."""
+    target = DEVICES.get(device.split(":")[0])
+    return None if target is Target.CUDA and not _is_served_cuda(device) else target
+
+
+def _is_served_cuda(device: str) -> bool:
+    """Whether the GPU is new enough, and tinygrad has its compiler for CUDA's C++ in use."""
+    renderer = Device[device].renderer
+    arch = int(renderer.target.arch.removeprefix("sm_"))
+    return isinstance(renderer, CUDARenderer) and arch >= OLDEST_CUDA
+
+
+def compose(
+    stems: tuple[str, ...],
+    entry: str,
+    name: str,
+    target: Target = Target.METAL,
+    **constants: int | float | DType,
+) -> str:
+    """The source of a kernel: constants as macros, then the texts of `kernels/` in order, in the
+    target's own form where there is one.
 
     The function called `entry` in the text is launched as `name`, which says its shape.
     """
     defines = {entry: name} | {key: _spelled(value) for key, value in constants.items()}
     lines = "".join(f"#define {key} {value}\n" for key, value in defines.items())
-    return "\n".join([HEAD + lines, *map(_text, stems)])
+    return "\n".join([HEAD + lines, *(_text(stem, target) for stem in stems)])
 
 
 def _spelled(value: int | float | DType) -> str:
@@ -84,8 +117,9 @@ def _spelled(value: int | float | DType) -> str:
 
 
 @cache
-def _text(stem: str) -> str:
-    return (FOLDER / f"{stem}.metal").read_text()
+def _text(stem: str, target: Target) -> str:
+    own = FOLDER / f"{stem}.{target.value}"
+    return (own if own.exists() else FOLDER / f"{stem}.{Target.METAL.value}").read_text()
 
 
 def divide_up(count: int, size: int) -> int:

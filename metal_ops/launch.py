@@ -22,7 +22,8 @@ from tinygrad.tensor import all_tensors
 from tinygrad.uop.ops import KernelInfo, Ops, ProgramInfo, UOp, buffers
 
 from metal_ops.commands import CommandList
-from metal_ops.kernel import Argument, Kernel
+from metal_ops.cuda import translate
+from metal_ops.kernel import Argument, Kernel, Target, target_of
 
 HUGE_PAGE_BYTES = 1 << 21
 
@@ -93,7 +94,7 @@ def inject(kernel: Kernel, reads: list[Tensor], state: tuple[Tensor, ...] = ()) 
             ins=places[len(fresh) :],
             target=Device[device].renderer.target,
         )
-        source = UOp(Ops.SOURCE, arg=kernel.source)
+        source = UOp(Ops.SOURCE, arg=_source(kernel, device))
         return UOp(Ops.PROGRAM, src=(sink, UOp(Ops.LINEAR, src=params), source), arg=info)
 
     return tensors[0].custom_kernel(*tensors[1:], fxn=program)[: len(kernel.writes)]
@@ -126,9 +127,14 @@ class GuardedBuffer:
         return contents, bool((around == self.PATTERN).all())
 
 
-def compile_source(source: str, device: str) -> None:
+def compile_kernel(kernel: Kernel, device: str) -> None:
     """Has the device's compiler build a kernel's text. Raises tinygrad's CompileError."""
-    Device[device].compiler.compile(source)
+    Device[device].compiler.compile(_source(kernel, device))
+
+
+def _source(kernel: Kernel, device: str) -> str:
+    """A kernel's text as the device's compiler reads it."""
+    return translate(kernel) if target_of(device) is Target.CUDA else kernel.source
 
 
 def _expect_argument(name: str, argument: Argument, tensor: Tensor) -> None:

@@ -14,7 +14,7 @@ from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
-from metal_ops.kernel import FLOATS, Argument, Kernel, compose, divide_up, has_kernels
+from metal_ops.kernel import FLOATS, Argument, Kernel, Target, compose, divide_up, target_of
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
 from metal_ops.products import (
@@ -31,7 +31,7 @@ from metal_ops.products import (
 from metal_ops.rows import Rows, Weight, parts
 from metal_ops.tiles import TileRows, for_each_tile, swiglu_tile
 
-STEMS = ("tile", "products")
+STEMS = ("lanes", "tile", "products")
 
 
 def matmul(
@@ -46,9 +46,10 @@ def matmul(
     if bias is not None:
         expect("matmul", "bias", bias, (num_outputs,))
     dtype = dtype or x.dtype
-    if has_kernels(x.device):
+    target = target_of(x.device)
+    if target is not None:
         bias_dtype = None if bias is None else bias.dtype
-        kernel = matmul_kernel(x.shape[0], kind_of(weight), x.dtype, dtype, bias_dtype)
+        kernel = matmul_kernel(x.shape[0], kind_of(weight), x.dtype, dtype, bias_dtype, target)
         if kernel is not None:
             return inject(kernel, [x, *parts(weight), *([] if bias is None else [bias])])[0]
     return matmul_reference(x, weight, bias, dtype)
@@ -57,9 +58,10 @@ def matmul(
 def project(x: Tensor, q: Weight, k: Weight, v: Weight) -> list[Tensor]:
     """x (T, K) times each of three weights (N, K): one launch where a kernel serves them."""
     weights = [q, k, v]
-    if has_kernels(x.device):
+    target = target_of(x.device)
+    if target is not None:
         expect("project", "x", x, (x.shape[0], q.shape[1]))
-        kernel = project_kernel(x.shape[0], *map(kind_of, weights), x.dtype)
+        kernel = project_kernel(x.shape[0], *map(kind_of, weights), x.dtype, target)
         if kernel is not None:
             return inject(kernel, [x, *(part for weight in weights for part in parts(weight))])
     return [matmul(x, weight) for weight in weights]
@@ -70,8 +72,9 @@ def gate_up(x: Tensor, w1: Weight, w3: Weight) -> Tensor:
     expect("gate_up", "x", x, (x.shape[0], w1.shape[-1]))
     if w1.shape != w3.shape:
         raise ValueError(f"gate_up: w3 must have the shape of w1, {w1.shape}, found {w3.shape}")
-    if has_kernels(x.device):
-        kernel = gate_up_kernel(x.shape[0], kind_of(w1), kind_of(w3), x.dtype)
+    target = target_of(x.device)
+    if target is not None:
+        kernel = gate_up_kernel(x.shape[0], kind_of(w1), kind_of(w3), x.dtype, target)
         if kernel is not None:
             return inject(kernel, [x, *parts(w1), *parts(w3)])[0]
     return gate_up_reference(x, w1, w3)
@@ -83,6 +86,7 @@ def matmul_kernel(
     dtype: DType,
     out_dtype: DType,
     bias_dtype: DType | None = None,
+    target: Target = Target.METAL,
 ) -> Kernel | None:
     """matmul of rows in the compute type `dtype`, if a kernel serves the weight."""
     if not is_served(weight, dtype) or out_dtype not in FLOATS or bias_dtype not in (*FLOATS, None):
@@ -94,6 +98,7 @@ def matmul_kernel(
         [weight],
         dtype,
         weight.num_outputs,
+        target,
         writes=(Argument("out", (num_rows, weight.num_outputs), out_dtype),),
         reads=(*weight_arguments("weight", weight), *bias),
         OUT=out_dtype,
@@ -102,7 +107,13 @@ def matmul_kernel(
     )
 
 
-def gate_up_kernel(num_rows: int, w1: WeightKind, w3: WeightKind, dtype: DType) -> Kernel | None:
+def gate_up_kernel(
+    num_rows: int,
+    w1: WeightKind,
+    w3: WeightKind,
+    dtype: DType,
+    target: Target = Target.METAL,
+) -> Kernel | None:
     """gate_up, if a kernel serves the weights, which must be stored alike."""
     if w1 != w3 or not is_served(w1, dtype):
         return None
@@ -112,6 +123,7 @@ def gate_up_kernel(num_rows: int, w1: WeightKind, w3: WeightKind, dtype: DType) 
         [w1, w3],
         dtype,
         w1.num_outputs,
+        target,
         writes=(Argument("out", (num_rows, w1.num_outputs), dtype),),
         reads=(*weight_arguments("w1", w1), *weight_arguments("w3", w3)),
         # Two weights a tile: as many sums as matmul has.
@@ -120,7 +132,12 @@ def gate_up_kernel(num_rows: int, w1: WeightKind, w3: WeightKind, dtype: DType) 
 
 
 def project_kernel(
-    num_rows: int, q: WeightKind, k: WeightKind, v: WeightKind, dtype: DType
+    num_rows: int,
+    q: WeightKind,
+    k: WeightKind,
+    v: WeightKind,
+    dtype: DType,
+    target: Target = Target.METAL,
 ) -> Kernel | None:
     """project, if a kernel serves the weights, which must be stored alike."""
     is_alike = (q.dtype, q.bits, q.group_size) == (k.dtype, k.bits, k.group_size)
@@ -134,6 +151,7 @@ def project_kernel(
         [q, k, v],
         dtype,
         sum(divide_up(kind.num_outputs, tile) * tile for kind in kinds.values()),
+        target,
         writes=tuple(
             Argument(name, (num_rows, kind.num_outputs), dtype) for name, kind in kinds.items()
         ),
@@ -155,6 +173,7 @@ def _tiled(
     weights: list[WeightKind],
     dtype: DType,
     num_outputs: int,
+    target: Target,
     writes: tuple[Argument, ...],
     reads: tuple[Argument, ...],
     output_tiles: int = OUTPUT_TILES,
@@ -166,7 +185,7 @@ def _tiled(
     packing = f"_q{weight.bits}" if weight.bits else ""
     name = f"{op}{packing}_{num_rows}x{num_outputs}x{weight.depth}"
     values = constants(weight, dtype, num_rows, output_tiles)
-    source = compose((*STEMS, op), op, name, **values, NUM_OUTPUTS=num_outputs, **extra)
+    source = compose((*STEMS, op), op, name, target, **values, NUM_OUTPUTS=num_outputs, **extra)
     row_blocks = divide_up(num_rows, TILE * num_row_tiles(num_rows))
     return Kernel(
         name,

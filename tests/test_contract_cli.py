@@ -49,7 +49,7 @@ def tap(monkeypatch):
     (contract,) = contract_of_tap.contracts()
 
     def change(**changes):
-        monkeypatch.setattr(report, "contracts", lambda: [replace(contract, **changes)])
+        monkeypatch.setattr(report, "contracts", lambda target: [replace(contract, **changes)])
 
     change()
     return change
@@ -85,8 +85,8 @@ def test_a_failing_kernel_is_code_1(command, tap):
 @pytest.mark.parametrize(
     "arguments, error",
     [
-        (("--device", "CPU"), "CPU has no hand-written kernels; METAL has"),
-        (("--device", "foo"), "FOO has no hand-written kernels; METAL has"),
+        (("--device", "CPU"), "CPU has no hand-written kernels; METAL and CUDA have"),
+        (("--device", "foo"), "FOO has no hand-written kernels; METAL and CUDA have"),
         (("--only", "nix"), "there is no kernel 'nix'; there are tap"),
     ],
 )

@@ -39,7 +39,7 @@ def verify(terminal: Terminal, only: tuple[str, ...], device: str) -> None:
     def say(line: str) -> None:
         terminal.write(line + "\n")
 
-    chosen = report.choose(only)
+    chosen = report.choose(only, device)
     is_proved = report.verify(chosen, report.open_device(device, say), say, terminal.show)
     terminal.wipe()
     if not is_proved:

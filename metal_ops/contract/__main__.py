@@ -39,7 +39,7 @@ def main(only: tuple[str, ...], device: str, order: str, seed: int) -> None:
         click.echo(line)
 
     try:
-        chosen = choose(only)
+        chosen = choose(only, device)
         is_proved = verify(chosen, open_device(device, say, order, seed), say, progress)
     except KeyboardInterrupt:
         # The terminal itself has put ^C there.

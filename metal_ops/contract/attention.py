@@ -1,6 +1,7 @@
 """The contracts of attend_partial.metal with attend_merge.metal, and of attend_prompt.metal."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from tinygrad import dtypes
@@ -9,7 +10,7 @@ from tinygrad.dtype import DType
 from metal_ops.attention import attend_kernels
 from metal_ops.contract.case import EPSILON, Buffers, Case, Contract, Control, Expected, SameBits
 from metal_ops.contract.case import pattern, rounded
-from metal_ops.kernel import TYPES
+from metal_ops.kernel import TYPES, Target
 from metal_ops.table import SEGMENT_COLUMNS, Capacity
 
 F32, F16, BF16 = dtypes.float32, dtypes.float16, dtypes.bfloat16
@@ -52,29 +53,31 @@ STEEP = Heads(4, 2, 16, F32, steepness=80)
 STAGES = (0, 30, 31, 32, 126, 127, 128, 299)
 
 
-def contracts() -> list[Contract]:
-    return [few_rows(), prompt()]
+def contracts(target: Target) -> list[Contract]:
+    return [few_rows(target), prompt(target)]
 
 
-def few_rows() -> Contract:
+def few_rows(target: Target) -> Contract:
+    make_case = partial(case, target)
+    alone = partial(same, target)
     windows = [Part(0, 120, 13), Part(2, 29, 7), Part(1, 0, 3), Part(3, LONG - 2, 2)]
     cases = [
-        case([Part(i, start) for i, start in enumerate(STAGES)], Capacity(8, 8, 8), SMALL),
-        case(windows, Capacity(32, 4, 4), SMALL),
-        case(windows, Capacity(32, 4, 4), STEEP),
-        case(windows, Capacity(27, 4, 4), Heads(2, 2, 32, F32)),
-        case([Part(1, 57, 9), Part(0, 0, 1)], Capacity(16, 2, 2), Heads(3, 1, 32, BF16)),
-        case([Part(1, 61, 5)], Capacity(8, 1, 1), Heads(8, 2, 64, F16)),
-        case([Part(0, 40), Part(1, 3)], Capacity(2, 2, 2), Heads(16, 1, 48, F16)),
-        case([Part(0, 69, 3)], Capacity(4, 1, 1), Heads(5, 1, 128, F32)),
-        case([Part(0, 599), Part(1, 256), Part(2, 32)], Capacity(4, 4, 4), REAL, "reference"),
+        make_case([Part(i, start) for i, start in enumerate(STAGES)], Capacity(8, 8, 8), SMALL),
+        make_case(windows, Capacity(32, 4, 4), SMALL),
+        make_case(windows, Capacity(32, 4, 4), STEEP),
+        make_case(windows, Capacity(27, 4, 4), Heads(2, 2, 32, F32)),
+        make_case([Part(1, 57, 9), Part(0, 0, 1)], Capacity(16, 2, 2), Heads(3, 1, 32, BF16)),
+        make_case([Part(1, 61, 5)], Capacity(8, 1, 1), Heads(8, 2, 64, F16)),
+        make_case([Part(0, 40), Part(1, 3)], Capacity(2, 2, 2), Heads(16, 1, 48, F16)),
+        make_case([Part(0, 69, 3)], Capacity(4, 1, 1), Heads(5, 1, 128, F32)),
+        make_case([Part(0, 599), Part(1, 256), Part(2, 32)], Capacity(4, 4, 4), REAL, "reference"),
     ]
-    whole = case(windows, Capacity(32, 8, 8), SMALL)
-    rows = [same(whole, windows, [part], Capacity(part.num_rows, 1, 1), SMALL) for part in windows]
+    whole = make_case(windows, Capacity(32, 8, 8), SMALL)
+    rows = [alone(whole, windows, [part], Capacity(part.num_rows, 1, 1), SMALL) for part in windows]
     rows += [
-        same(whole, windows, windows[::-1], Capacity(25, 25, 25), SMALL),
-        same(whole, windows, [Part(0, 125), Part(2, 31)], Capacity(4, 2, 2), SMALL),
-        same(whole, windows, [Part(0, 131, 2), Part(3, LONG - 1)], Capacity(3, 2, 2), SMALL),
+        alone(whole, windows, windows[::-1], Capacity(25, 25, 25), SMALL),
+        alone(whole, windows, [Part(0, 125), Part(2, 31)], Capacity(4, 2, 2), SMALL),
+        alone(whole, windows, [Part(0, 131, 2), Part(3, LONG - 1)], Capacity(3, 2, 2), SMALL),
     ]
     controls = (
         *walk_controls(),
@@ -85,22 +88,24 @@ def few_rows() -> Contract:
     return Contract("attend", tuple(cases), tuple(rows), controls)
 
 
-def prompt() -> Contract:
+def prompt(target: Target) -> Contract:
+    make_case = partial(case, target)
+    alone = partial(same, target)
     parts = [Part(0, 22, 35), Part(2, 130), Part(1, 0, 6), Part(3, LONG - 3, 3)]
     cases = [
-        case(parts, Capacity(48, 4, 4), SMALL),
-        case(parts, Capacity(48, 4, 4), STEEP),
-        case(parts[:3], Capacity(42, 4, 4), Heads(2, 2, 32, F32)),
-        case([Part(1, 57, 33)], Capacity(36, 2, 2), Heads(3, 1, 32, BF16)),
-        case([Part(0, 567, 33)], Capacity(33, 1, 1), REAL, "reference"),
+        make_case(parts, Capacity(48, 4, 4), SMALL),
+        make_case(parts, Capacity(48, 4, 4), STEEP),
+        make_case(parts[:3], Capacity(42, 4, 4), Heads(2, 2, 32, F32)),
+        make_case([Part(1, 57, 33)], Capacity(36, 2, 2), Heads(3, 1, 32, BF16)),
+        make_case([Part(0, 567, 33)], Capacity(33, 1, 1), REAL, "reference"),
     ]
-    whole = case(parts, Capacity(64, 4, 4), SMALL)
+    whole = make_case(parts, Capacity(64, 4, 4), SMALL)
     shifted = [Part(3, LONG - 2, 2), Part(0, 25, 32)]
     rows = (
-        same(whole, parts, [Part(0, 22, 32)], Capacity(32, 1, 1), SMALL),
-        same(whole, parts, [Part(0, 54, 3), *parts[1:]], Capacity(16, 8, 8), SMALL),
-        same(whole, parts, shifted, Capacity(34, 2, 2), SMALL),
-        same(whole, parts, parts[::-1], Capacity(45, 45, 45), SMALL),
+        alone(whole, parts, [Part(0, 22, 32)], Capacity(32, 1, 1), SMALL),
+        alone(whole, parts, [Part(0, 54, 3), *parts[1:]], Capacity(16, 8, 8), SMALL),
+        alone(whole, parts, shifted, Capacity(34, 2, 2), SMALL),
+        alone(whole, parts, parts[::-1], Capacity(45, 45, 45), SMALL),
     )
     walk = "values + place, {}, tile.last, lane);\n    for"
     from_last = "min(SPLITS, tile.last / KEY_CHUNK + 1) - 1 - split"
@@ -144,15 +149,22 @@ def walk_controls() -> tuple[Control, ...]:
         Control("sums are not rescaled", "[i] *= rescale", "[i] *= 1", "shapes"),
         Control("splits are folded as they are", "part, fold.part", "part, 1", "shapes"),
         Control("the highest is the last's", "= max(whole, part)", "= part", "shapes"),
-        Control("the scores of half the keys", "simd_shuffle_xor(x, 16))", "x)", "shapes"),
+        Control(
+            "the scores of half the keys", "i < 3; i++) x = max", "i < 2; i++) x = max", "shapes"
+        ),
     )
 
 
 def same(
-    whole: Case, parts: list[Part], chosen: list[Part], capacity: Capacity, heads: Heads
+    target: Target,
+    whole: Case,
+    parts: list[Part],
+    chosen: list[Part],
+    capacity: Capacity,
+    heads: Heads,
 ) -> SameBits:
     """The rows of `chosen`, which are among those of `parts`, by themselves."""
-    alone = case(chosen, capacity, heads)
+    alone = case(target, chosen, capacity, heads)
     places = {place: t for t, place in enumerate(rows_of(parts))}
     wanted = [places[place] for place in rows_of(chosen)]
 
@@ -170,7 +182,13 @@ def rows_of(parts: list[Part]) -> list[tuple[int, int]]:
     return [(part.stream, part.start + i) for part in parts for i in range(part.num_rows)]
 
 
-def case(parts: list[Part], capacity: Capacity, heads: Heads, gate: str = "shapes") -> Case:
+def case(
+    target: Target,
+    parts: list[Part],
+    capacity: Capacity,
+    heads: Heads,
+    gate: str = "shapes",
+) -> Case:
     """A round whose streams lie in the pool in an order of their own, the last at its end; what no
     row may see is NaN.
     """
@@ -207,7 +225,7 @@ def case(parts: list[Part], capacity: Capacity, heads: Heads, gate: str = "shape
     out[capacity.rows - num_padding :] = padding.repeat(group, 1)
 
     kernels = attend_kernels(
-        capacity, heads.num_heads, keys.shape, heads.scale, heads.dtype, heads.dtype
+        capacity, heads.num_heads, keys.shape, heads.scale, heads.dtype, heads.dtype, target
     )
     table = table_of(parts, bases, capacity, scratch)
     # A weight's rounding counts by how far its value lies from the result.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from tinygrad import dtypes
@@ -21,7 +22,7 @@ from metal_ops.contract.case import (
 from metal_ops.contract.group_rows import grouped, same, spread
 from metal_ops.contract.matmul import BARRIER, KINDS, SUM_ROOM, named, weights_of
 from metal_ops.experts import expert_down_kernel, expert_gate_up_kernel
-from metal_ops.kernel import Kernel
+from metal_ops.kernel import Kernel, Target
 from metal_ops.matmul import gate_up_kernel, matmul_kernel
 from metal_ops.products import WeightKind
 
@@ -53,40 +54,41 @@ CONTROLS = (
     ),
     Control(
         "every tile takes the first members",
-        "first + TILE * r + lane_row",
-        "TILE * r + lane_row",
+        "first + TILE * r + loaded_row",
+        "TILE * r + loaded_row",
         "rows",
     ),
 )
 
 
-def contracts() -> list[Contract]:
+def contracts(target: Target) -> list[Contract]:
     return [
-        *(gate_up_contract(name, kinds) for name, kinds in KINDS.items()),
-        *(down_contract(name, kinds) for name, kinds in KINDS.items()),
+        *(gate_up_contract(name, kinds, target) for name, kinds in KINDS.items()),
+        *(down_contract(name, kinds, target) for name, kinds in KINDS.items()),
     ]
 
 
-def gate_up_contract(name: str, kinds: list[Kind]) -> Contract:
+def gate_up_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
+    make_case = partial(gate_up_case, target)
     cases = [
-        gate_up_case(spread(1, 1, 4), 4, 80, 128, kinds[0]),
-        gate_up_case(spread(1, 4, 6), 6, 33, 384, kinds[1]),
-        gate_up_case(spread(5, 2, 8), 8, 17, 256, kinds[2]),
-        gate_up_case(spread(3, 3, 5), 5, 80, 96, kinds[1]),
-        gate_up_case(spread(20, 3, 4), 4, 9, 128, kinds[-1]),
-        gate_up_case(same(70, 1, 4), 4, 24, 128, kinds[0]),
-        gate_up_case(same(40, 2, 64), 64, 16, 128, kinds[0]),
-        gate_up_case(spread(6, 4, 8), 8, 24, 1024, kinds[0], "reference"),
+        make_case(spread(1, 1, 4), 4, 80, 128, kinds[0]),
+        make_case(spread(1, 4, 6), 6, 33, 384, kinds[1]),
+        make_case(spread(5, 2, 8), 8, 17, 256, kinds[2]),
+        make_case(spread(3, 3, 5), 5, 80, 96, kinds[1]),
+        make_case(spread(20, 3, 4), 4, 9, 128, kinds[-1]),
+        make_case(same(70, 1, 4), 4, 24, 128, kinds[0]),
+        make_case(same(40, 2, 64), 64, 16, 128, kinds[0]),
+        make_case(spread(6, 4, 8), 8, 24, 1024, kinds[0], "reference"),
     ]
     if name == " 4-bit":
-        cases.append(gate_up_case(same(2, 4, 8), 8, 1536, 2048, kinds[0], "reference"))
+        cases.append(make_case(same(2, 4, 8), 8, 1536, 2048, kinds[0], "reference"))
 
     def make(chosen: np.ndarray, num_experts: int) -> Case:
-        return gate_up_case(chosen, num_experts, 24, 640, kinds[0])
+        return make_case(chosen, num_experts, 24, 640, kinds[0])
 
     def dense(num_rows: int) -> Kernel:
         weight = WeightKind((24, 640), *kinds[0][1:])
-        return gate_up_kernel(num_rows, weight, weight, kinds[0][0])
+        return gate_up_kernel(num_rows, weight, weight, kinds[0][0], target)
 
     swapped = (
         "fold(gates, element), fold(ups, element)",
@@ -97,32 +99,34 @@ def gate_up_contract(name: str, kinds: list[Kind]) -> Contract:
     return Contract(f"expert_gate_up{name}", tuple(cases), rows, controls)
 
 
-def down_contract(name: str, kinds: list[Kind]) -> Contract:
+def down_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
+    make_case = partial(down_case, target)
     cases = [
-        down_case(spread(1, 1, 4), 4, 96, 128, kinds[0]),
-        down_case(spread(1, 4, 6), 6, 97, 384, kinds[1]),
-        down_case(spread(5, 2, 8), 8, 17, 256, kinds[2]),
-        down_case(spread(3, 3, 5), 5, 96, 32, kinds[1]),
-        down_case(spread(20, 3, 4), 4, 24, 128, kinds[-1]),
-        down_case(same(70, 1, 4), 4, 40, 128, kinds[0]),
-        down_case(same(40, 2, 64), 64, 16, 128, kinds[0]),
-        down_case(spread(6, 4, 8), 8, 48, 1024, kinds[0], "reference"),
+        make_case(spread(1, 1, 4), 4, 96, 128, kinds[0]),
+        make_case(spread(1, 4, 6), 6, 97, 384, kinds[1]),
+        make_case(spread(5, 2, 8), 8, 17, 256, kinds[2]),
+        make_case(spread(3, 3, 5), 5, 96, 32, kinds[1]),
+        make_case(spread(20, 3, 4), 4, 24, 128, kinds[-1]),
+        make_case(same(70, 1, 4), 4, 40, 128, kinds[0]),
+        make_case(same(40, 2, 64), 64, 16, 128, kinds[0]),
+        make_case(spread(6, 4, 8), 8, 48, 1024, kinds[0], "reference"),
     ]
     if name == " 4-bit":
-        cases.append(down_case(same(2, 4, 8), 8, 2048, 1536, kinds[0], "reference"))
+        cases.append(make_case(same(2, 4, 8), 8, 2048, 1536, kinds[0], "reference"))
 
     def make(chosen: np.ndarray, num_experts: int) -> Case:
-        return down_case(chosen, num_experts, 40, 640, kinds[0])
+        return make_case(chosen, num_experts, 40, 640, kinds[0])
 
     def dense(num_rows: int) -> Kernel:
         weight = WeightKind((40, 640), *kinds[0][1:])
-        return matmul_kernel(num_rows, weight, kinds[0][0], dtypes.float32)
+        return matmul_kernel(num_rows, weight, kinds[0][0], dtypes.float32, target=target)
 
     rows = company(make, "hidden", "outputs", dense)
     return Contract(f"expert_down{name}", tuple(cases), rows, CONTROLS)
 
 
 def gate_up_case(
+    target: Target,
     chosen: np.ndarray,
     num_experts: int,
     num_outputs: int,
@@ -134,7 +138,7 @@ def gate_up_case(
     dtype, kinds, buffers, values, order = stacked(
         kind, num_experts, num_outputs, depth, "w1", "w3"
     )
-    kernel = expert_gate_up_kernel(num_rows, num_active, *kinds, dtype)
+    kernel = expert_gate_up_kernel(num_rows, num_active, *kinds, dtype, target)
     x = rounded(pattern(num_rows, depth, seed=5), dtype)
     pair = np.arange(chosen.size)[:, None]
     at = pair // num_active, order[chosen.reshape(-1)]
@@ -148,6 +152,7 @@ def gate_up_case(
 
 
 def down_case(
+    target: Target,
     chosen: np.ndarray,
     num_experts: int,
     num_outputs: int,
@@ -156,7 +161,7 @@ def down_case(
     gate: str = "shapes",
 ) -> Case:
     dtype, kinds, buffers, values, order = stacked(kind, num_experts, num_outputs, depth, "w2")
-    kernel = expert_down_kernel(chosen.size, *kinds, dtype)
+    kernel = expert_down_kernel(chosen.size, *kinds, dtype, target)
     hidden = rounded(pattern(chosen.size, depth, seed=5), dtype)
     at = np.arange(chosen.size)[:, None], order[chosen.reshape(-1)]
     out = Expected((hidden @ values["w2"].T)[at], SUM_ROOM * depth**0.5, EPSILON[dtypes.float32])

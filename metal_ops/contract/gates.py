@@ -26,8 +26,8 @@ from metal_ops.contract.limits import exceeded
 from metal_ops.emulated_metal import MetalCompileError, MetalLaunchError, compile
 from metal_ops.emulated_metal.build import read_kernels
 from metal_ops.emulated_metal.toolchain import find_toolchain
-from metal_ops.kernel import TYPES, Argument
-from metal_ops.launch import GuardedBuffer, compile_source, inject
+from metal_ops.kernel import TYPES, Argument, Target, target_of
+from metal_ops.launch import GuardedBuffer, compile_kernel, inject
 
 Faults = Iterator[str]
 COMPILE_ERRORS = (CompileError, MetalCompileError)
@@ -37,11 +37,13 @@ LAUNCH_ERRORS = (MetalLaunchError, RuntimeError)
 def builds(contract: Contract, device: str) -> Faults:
     """Compiles for the device; and, where a clang is, as strictly as Metal with true address
     spaces, and the text's arguments are the contract's.
+
+    Of CUDA, whose texts Metal does not take, the device's compiler alone sees types and order.
     """
     for kernel in contract.kernels:
         try:
-            compile_source(kernel.source, device)
-            if not has_clang():
+            compile_kernel(kernel, device)
+            if target_of(device) is Target.CUDA or not has_clang():
                 continue
             declared = {
                 found.name: found for found in read_kernels(kernel.source, kernel.name, True)
@@ -78,7 +80,7 @@ def rows(contract: Contract, device: str) -> Faults:
 def limits(contract: Contract, device: str) -> Faults:
     for kernel in contract.kernels:
         num_bytes = 0
-        if has_clang():
+        if target_of(device) is Target.METAL and has_clang():
             num_bytes = compile(kernel.source, kernel.name)[kernel.name].threadgroup_bytes
         yield from (f"at {kernel.name}: {what}" for what in exceeded(kernel, num_bytes))
 

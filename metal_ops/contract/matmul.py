@@ -1,6 +1,7 @@
 """The contracts of matmul.metal, gate_up.metal and project.metal, with plain and packed weights."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from tinygrad import dtypes
@@ -8,7 +9,7 @@ from tinygrad.dtype import DType
 
 from metal_ops.contract.case import EPSILON, Buffers, Case, Contract, Control, Expected, SameBits
 from metal_ops.contract.case import pattern, rounded
-from metal_ops.kernel import TYPES, Kernel
+from metal_ops.kernel import TYPES, Kernel, Target
 from metal_ops.matmul import gate_up_kernel, matmul_kernel, project_kernel
 from metal_ops.products import WeightKind
 
@@ -30,26 +31,27 @@ BARRIER = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 NO_BARRIER = Control("no barrier before the chunks are added", BARRIER, "", "shapes", is_race=True)
 
 
-def contracts() -> list[Contract]:
+def contracts(target: Target) -> list[Contract]:
     return [
-        make(name, kinds)
+        make(name, kinds, target)
         for make in (matmul_contract, gate_up_contract, project_contract)
         for name, kinds in KINDS.items()
     ]
 
 
-def matmul_contract(name: str, kinds: list) -> Contract:
+def matmul_contract(name: str, kinds: list, target: Target) -> Contract:
+    make_case = partial(matmul_case, target)
     # Rows and outputs around the tiles' borders; depths of one unit, of few, and of uneven chunks.
     shapes = [(1, 97, 128), (5, 8, 384), (9, 24, 1152), (17, 40, 256), (37, 17, 256)]
     cases = [
-        matmul_case(rows, outputs, depth, kinds[i % len(kinds)], has_bias=bool(i % 2))
+        make_case(rows, outputs, depth, kinds[i % len(kinds)], has_bias=bool(i % 2))
         for i, (rows, outputs, depth) in enumerate(shapes * 2)
     ]
     # Whole rows and outputs of a real matrix, the wide projection of the convolution.
-    cases.append(matmul_case(16, 6144 // 8, 2048, kinds[0], False, "reference"))
-    cases.append(matmul_case(1, 2048, 1024, kinds[0], True, "reference"))
-    cases.append(matmul_case(3, 65, 1024, kinds[1], False, "reference", F32))
-    rows = company(lambda num_rows: matmul_case(num_rows, 24, 1152, kinds[0], True), 1152)
+    cases.append(make_case(16, 6144 // 8, 2048, kinds[0], False, "reference"))
+    cases.append(make_case(1, 2048, 1024, kinds[0], True, "reference"))
+    cases.append(make_case(3, 65, 1024, kinds[1], False, "reference", F32))
+    rows = company(lambda num_rows: make_case(num_rows, 24, 1152, kinds[0], True), 1152)
     controls = (
         NO_BARRIER,
         Control(
@@ -60,8 +62,8 @@ def matmul_contract(name: str, kinds: list) -> Contract:
         ),
         Control(
             "rows beyond a tile take the first tile's",
-            "first_row + TILE * r + lane_row",
-            "TILE * r + lane_row",
+            "first_row + TILE * r + loaded_row",
+            "TILE * r + loaded_row",
             "rows",
         ),
         *packed_controls(name),
@@ -85,11 +87,12 @@ def packed_controls(name: str) -> tuple[Control, ...]:
     )
 
 
-def gate_up_contract(name: str, kinds: list) -> Contract:
+def gate_up_contract(name: str, kinds: list, target: Target) -> Contract:
+    make_case = partial(gate_up_case, target)
     shapes = [(1, 33, 128), (9, 8, 384), (37, 17, 256)]
-    cases = [gate_up_case(*shape, kinds[i % len(kinds)]) for i, shape in enumerate(shapes * 2)]
-    cases.append(gate_up_case(4, 576, 1024, kinds[0], "reference"))
-    rows = company(lambda num_rows: gate_up_case(num_rows, 16, 640, kinds[0]), 640)
+    cases = [make_case(*shape, kinds[i % len(kinds)]) for i, shape in enumerate(shapes * 2)]
+    cases.append(make_case(4, 576, 1024, kinds[0], "reference"))
+    rows = company(lambda num_rows: make_case(num_rows, 16, 640, kinds[0]), 640)
     controls = (
         NO_BARRIER,
         Control(
@@ -102,11 +105,12 @@ def gate_up_contract(name: str, kinds: list) -> Contract:
     return Contract(f"gate_up{name}", tuple(cases), rows, controls)
 
 
-def project_contract(name: str, kinds: list) -> Contract:
+def project_contract(name: str, kinds: list, target: Target) -> Contract:
+    make_case = partial(project_case, target)
     shapes = [(1, 96, 32, 128), (9, 48, 16, 384), (37, 33, 17, 256)]
-    cases = [project_case(*shape, kinds[i % len(kinds)]) for i, shape in enumerate(shapes * 2)]
-    cases.append(project_case(2, 1024, 512, 1024, kinds[0], "reference"))
-    rows = company(lambda num_rows: project_case(num_rows, 32, 16, 640, kinds[0]), 640, "q")
+    cases = [make_case(*shape, kinds[i % len(kinds)]) for i, shape in enumerate(shapes * 2)]
+    cases.append(make_case(2, 1024, 512, 1024, kinds[0], "reference"))
+    rows = company(lambda num_rows: make_case(num_rows, 32, 16, 640, kinds[0]), 640, "q")
     controls = (
         NO_BARRIER,
         Control("the values are the keys", ": v;", ": k;", "shapes"),
@@ -139,6 +143,7 @@ def company(make: Callable[[int], Case], depth: int, out: str = "out") -> tuple[
 
 
 def matmul_case(
+    target: Target,
     num_rows: int,
     num_outputs: int,
     depth: int,
@@ -150,7 +155,7 @@ def matmul_case(
     dtype, weight, buffers, values = weights_of(kind, depth, weight=num_outputs)
     out_dtype = out_dtype or dtype
     bias_dtype = weight["weight"].dtype if has_bias else None
-    kernel = matmul_kernel(num_rows, weight["weight"], dtype, out_dtype, bias_dtype)
+    kernel = matmul_kernel(num_rows, weight["weight"], dtype, out_dtype, bias_dtype, target)
     x = buffers["x"] = rounded(pattern(num_rows, depth, seed=5), dtype)
     out = x @ values["weight"].T
     if has_bias:
@@ -162,10 +167,15 @@ def matmul_case(
 
 
 def gate_up_case(
-    num_rows: int, num_outputs: int, depth: int, kind: tuple, gate: str = "shapes"
+    target: Target,
+    num_rows: int,
+    num_outputs: int,
+    depth: int,
+    kind: tuple,
+    gate: str = "shapes",
 ) -> Case:
     dtype, weight, buffers, values = weights_of(kind, depth, w1=num_outputs, w3=num_outputs)
-    kernel = gate_up_kernel(num_rows, weight["w1"], weight["w3"], dtype)
+    kernel = gate_up_kernel(num_rows, weight["w1"], weight["w3"], dtype, target)
     x = buffers["x"] = rounded(pattern(num_rows, depth, seed=5), dtype)
     g, u = x @ values["w1"].T, x @ values["w3"].T
     out = g / (1 + np.exp(-g)) * u
@@ -176,11 +186,17 @@ def gate_up_case(
 
 
 def project_case(
-    num_rows: int, num_q: int, num_kv: int, depth: int, kind: tuple, gate: str = "shapes"
+    target: Target,
+    num_rows: int,
+    num_q: int,
+    num_kv: int,
+    depth: int,
+    kind: tuple,
+    gate: str = "shapes",
 ) -> Case:
     sizes = {"q_weight": num_q, "k_weight": num_kv, "v_weight": num_kv}
     dtype, weight, buffers, values = weights_of(kind, depth, **sizes)
-    kernel = project_kernel(num_rows, *weight.values(), dtype)
+    kernel = project_kernel(num_rows, *weight.values(), dtype, target)
     x = buffers["x"] = rounded(pattern(num_rows, depth, seed=5), dtype)
     room = {"absolute": SUM_ROOM * depth**0.5, "relative": EPSILON[dtype]}
     expected = {name[0]: Expected(x @ values[name].T, **room) for name in sizes}

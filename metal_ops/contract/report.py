@@ -29,7 +29,7 @@ from metal_ops.contract.gates import COMPILE_ERRORS, GATES, first_line, has_clan
 from metal_ops.contract.limits import FAMILIES
 from metal_ops.emulated_metal import MetalCompileError, install
 from metal_ops.emulated_metal.toolchain import find_toolchain
-from metal_ops.kernel import DEVICES
+from metal_ops.kernel import DEVICES, OLDEST_CUDA, Target, has_kernels
 
 Say = Callable[[str], None]
 # The modules that hold contracts.
@@ -46,11 +46,17 @@ MODULES = (
     tap,
     argmax,
 )
+# Those with kernels that are other ones for another target.
+TARGETED = (matmul, attention, experts)
 
 
-def contracts() -> list[Contract]:
+def contracts(target: Target = Target.METAL) -> list[Contract]:
     """All of them, in the order of a round."""
-    return [contract for module in MODULES for contract in module.contracts()]
+    return [
+        contract
+        for module in MODULES
+        for contract in (module.contracts(target) if module in TARGETED else module.contracts())
+    ]
 
 
 class Refused(click.ClickException):
@@ -59,9 +65,12 @@ class Refused(click.ClickException):
     exit_code = 2
 
 
-def choose(names: Iterable[str]) -> list[Contract]:
-    """The contracts of these names, each once; all of them if there are none. Raises Refused."""
-    known = {contract.name: contract for contract in contracts()}
+def choose(names: Iterable[str], device: str) -> list[Contract]:
+    """The contracts of these names for a device, each once; all of them if there are no names.
+    Raises Refused.
+    """
+    target = DEVICES.get(_kind(device), Target.METAL)
+    known = {contract.name: contract for contract in contracts(target)}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise Refused(f"there is no kernel {unknown[0]!r}; there are {', '.join(known)}")
@@ -75,7 +84,7 @@ def open_device(name: str, say: Say, order: str = "random", seed: int = 0) -> st
     ClickException where it cannot be opened.
     """
     device = name.upper()
-    kind = device.split(":")[0]
+    kind = _kind(device)
     # NULL computes nothing.
     computing = [known for known in DEVICES if known != "NULL"]
     if kind not in computing:
@@ -93,10 +102,16 @@ def open_device(name: str, say: Say, order: str = "random", seed: int = 0) -> st
     except Exception as error:
         reason = f"device {device} cannot be opened: {one_line(error)}"
         raise click.ClickException(reason) from error
+    if not has_kernels(device):
+        raise click.ClickException(f"{device} is {target}: kernels need sm_{OLDEST_CUDA} or later")
     if is_emulated(device):
         say(f"METAL: emulated on this machine's processor, checked, {order} order, seed {seed}")
     say(f"{target}, {platform.platform()}, tinygrad {version('tinygrad')}")
     return device
+
+
+def _kind(device: str) -> str:
+    return device.upper().split(":")[0]
 
 
 def is_emulated(device: str) -> bool:

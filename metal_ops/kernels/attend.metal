@@ -112,16 +112,14 @@ inline void clear(thread Mixed& mixed) {
   }
 }
 
-// The lanes that hold the same pairs differ in these bits.
+// Of all lanes that hold the same pairs.
 inline float max_of_pair(float x) {
-  x = max(x, simd_shuffle_xor(x, 2));
-  x = max(x, simd_shuffle_xor(x, 4));
-  return max(x, simd_shuffle_xor(x, 16));
+  for (int i = 0; i < 3; i++) x = max(x, simd_shuffle_xor(x, column_bit(i)));
+  return x;
 }
 inline float sum_of_pair(float x) {
-  x += simd_shuffle_xor(x, 2);
-  x += simd_shuffle_xor(x, 4);
-  return x + simd_shuffle_xor(x, 16);
+  for (int i = 0; i < 3; i++) x += simd_shuffle_xor(x, column_bit(i));
+  return x;
 }
 
 // Adds a chunk. keys, values: from the stream's first on, of the kv head. Keys past the tile's last read that one,

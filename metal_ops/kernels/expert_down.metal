@@ -25,7 +25,7 @@
     weights[o] = WEIGHT_ROW(w2, members.expert * NUM_OUTPUTS + output);
   }
   for (int first = 0; first < members.count; first += ROWS) {
-    RowPair rows[ROW_TILES];
+    LaneRows rows[ROW_TILES];
     find_members(rows, hidden, members, first, lane);
     sum_chunk(partial[chunk], weights, rows, chunk, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);

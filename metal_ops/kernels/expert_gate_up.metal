@@ -30,7 +30,7 @@
     up[o] = WEIGHT_ROW(w3, members.expert * NUM_OUTPUTS + output);
   }
   for (int first = 0; first < members.count; first += ROWS) {
-    RowPair rows[ROW_TILES];
+    LaneRows rows[ROW_TILES];
     find_members(rows, x, members, first, lane);
     sum_chunk(gates[chunk], gate, rows, chunk, lane);
     sum_chunk(ups[chunk], up, rows, chunk, lane);

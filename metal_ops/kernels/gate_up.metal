@@ -15,7 +15,7 @@
     uint chunk [[simdgroup_index_in_threadgroup]]) {
   threadgroup float gates[CHUNKS][ROWS * OUTPUTS], ups[CHUNKS][ROWS * OUTPUTS];
   const int first_output = group.x * OUTPUTS, first_row = group.y * ROWS;
-  RowPair rows[ROW_TILES];
+  LaneRows rows[ROW_TILES];
   find_rows(rows, x, first_row, lane);
   WeightRow gate[OUTPUT_TILES], up[OUTPUT_TILES];
   for (int o = 0; o < OUTPUT_TILES; o++) {

@@ -20,10 +20,9 @@ inline device const T* member_row(device const T* x, thread const Members& membe
 
 // The lane's rows of a tile of members. Those beyond the last take it again, and are not stored.
 inline void find_members(
-    thread RowPair (&rows)[ROW_TILES], device const T* x, thread const Members& members, int first, uint lane) {
+    thread LaneRows (&rows)[ROW_TILES], device const T* x, thread const Members& members, int first, uint lane) {
   for (int r = 0; r < ROW_TILES; r++) {
-    const int member = first + TILE * r + lane_row(lane);
-    rows[r].first = member_row(x, members, member);
-    rows[r].second = member_row(x, members, member + 1);
+    const int member = first + TILE * r + loaded_row(lane);
+    for (int i = 0; i < LANE_ROWS; i++) rows[r].at[i] = member_row(x, members, member + i);
   }
 }

@@ -70,24 +70,24 @@ inline void load_weights(thread WeightsBlock& block, thread const WeightRow& row
   const vec<W, 4> a = *(device const vec<W, 4>*)(row.values + at);
   const vec<W, 4> b = *(device const vec<W, 4>*)(row.values + at + 4);
   for (int j = 0; j < 4; j++) {
-    low[j] = T(a[j]);
-    high[j] = T(b[j]);
+    low[j] = T(float(a[j]));
+    high[j] = T(float(b[j]));
   }
 #endif
   set_weights(block, low, high);
 }
 
 // The tile's sums over a chunk of K, to partial[row][output]. weights: of the lane's output of each tile; x: the
-// lane's two rows of each tile.
+// rows of each tile of which the lane brings values.
 inline void sum_chunk(
     threadgroup float* partial,
     thread WeightRow (&weights)[OUTPUT_TILES],
-    thread RowPair (&x)[ROW_TILES],
+    thread LaneRows (&x)[ROW_TILES],
     int chunk,
     uint lane) {
-  Sums sums[OUTPUT_TILES][ROW_TILES];
-  for (int o = 0; o < OUTPUT_TILES; o++) {
-    for (int r = 0; r < ROW_TILES; r++) sums[o][r] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  Sums sums[ROW_TILES][OUTPUT_TILES];
+  for (int r = 0; r < ROW_TILES; r++) {
+    for (int o = 0; o < OUTPUT_TILES; o++) sums[r][o] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
   const int span = UNIT / 4, end = chunk_start(chunk + 1);
   for (int unit = chunk_start(chunk); unit < end; unit++) {
@@ -103,25 +103,32 @@ inline void sum_chunk(
       for (int b = 1; b < UNIT / BLOCK; b++) totals[r] += sum_rows(rows[r][b]);
     }
 #endif
-    for (int o = 0; o < OUTPUT_TILES; o++) {
+    for (int o = 0; o < OUTPUT_TILES; o += TILES_AT_ONCE) {
 #if BITS
-      Sums products[ROW_TILES];
-      for (int r = 0; r < ROW_TILES; r++) products[r] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      Sums products[ROW_TILES][TILES_AT_ONCE];
+      for (int r = 0; r < ROW_TILES; r++) {
+        for (int i = 0; i < TILES_AT_ONCE; i++) products[r][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      }
 #define ADD_TO products[r]
 #else
-#define ADD_TO sums[o][r]
+#define ADD_TO sums[r] + o
 #endif
       for (int b = 0; b < UNIT / BLOCK; b++) {
-        WeightsBlock block;
-        load_weights(block, weights[o], k + lane_quarter(lane) * span + 8 * b);
-        for (int r = 0; r < ROW_TILES; r++) multiply(ADD_TO, block, rows[r][b]);
+        WeightsBlock blocks[TILES_AT_ONCE];
+        for (int i = 0; i < TILES_AT_ONCE; i++) {
+          load_weights(blocks[i], weights[o + i], k + lane_quarter(lane) * span + 8 * b);
+        }
+        for (int r = 0; r < ROW_TILES; r++) multiply(ADD_TO, blocks, rows[r][b]);
       }
 #if BITS
-      const float scale = float(weights[o].scales[unit]), bias = float(weights[o].biases[unit]);
-      for (int r = 0; r < ROW_TILES; r++) {
-        for (int i = 0; i < 2; i++) {
-          const float scaled = fma(scale, products[r].thread_elements()[i], sums[o][r].thread_elements()[i]);
-          sums[o][r].thread_elements()[i] = fma(bias, totals[r][i], scaled);
+      for (int t = 0; t < TILES_AT_ONCE; t++) {
+        const float scale = float(weights[o + t].scales[unit]), bias = float(weights[o + t].biases[unit]);
+        for (int r = 0; r < ROW_TILES; r++) {
+          thread Sums& to = sums[r][o + t];
+          for (int i = 0; i < 2; i++) {
+            const float scaled = fma(scale, products[r][t].thread_elements()[i], to.thread_elements()[i]);
+            to.thread_elements()[i] = fma(bias, totals[r][i], scaled);
+          }
         }
       }
 #endif
@@ -131,18 +138,17 @@ inline void sum_chunk(
     for (int r = 0; r < ROW_TILES; r++) {
       for (int i = 0; i < 2; i++) {
         const int row = TILE * r + lane_row(lane) + i;
-        partial[row * OUTPUTS + TILE * o + lane_output(lane)] = sums[o][r].thread_elements()[i];
+        partial[row * OUTPUTS + TILE * o + lane_output(lane)] = sums[r][o].thread_elements()[i];
       }
     }
   }
 }
 
 // The lane's rows of a tile that starts at first_row. Those beyond the last take it again, and are not stored.
-inline void find_rows(thread RowPair (&rows)[ROW_TILES], device const T* x, int first_row, uint lane) {
+inline void find_rows(thread LaneRows (&rows)[ROW_TILES], device const T* x, int first_row, uint lane) {
   for (int r = 0; r < ROW_TILES; r++) {
-    const int row = first_row + TILE * r + lane_row(lane);
-    rows[r].first = x + size_t(min(row, NUM_ROWS - 1)) * DEPTH;
-    rows[r].second = x + size_t(min(row + 1, NUM_ROWS - 1)) * DEPTH;
+    const int row = first_row + TILE * r + loaded_row(lane);
+    for (int i = 0; i < LANE_ROWS; i++) rows[r].at[i] = x + size_t(min(row + i, NUM_ROWS - 1)) * DEPTH;
   }
 }
 

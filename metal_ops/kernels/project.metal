@@ -22,7 +22,7 @@
   const int first_output = (is_q ? tile : is_k ? tile - Q_TILES : tile - Q_TILES - KV_TILES) * OUTPUTS;
   const int num_outputs = is_q ? Q_OUTPUTS : KV_OUTPUTS;
   device T* out = is_q ? q : is_k ? k : v;
-  RowPair rows[ROW_TILES];
+  LaneRows rows[ROW_TILES];
   find_rows(rows, x, first_row, lane);
   WeightRow weights[OUTPUT_TILES];
   for (int o = 0; o < OUTPUT_TILES; o++) {

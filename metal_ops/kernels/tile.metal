@@ -6,17 +6,17 @@
 // lane's quarter, values j and j + 4. That order of K is the same for every kernel and every width: a row's bits
 // are those of its own products, whatever rows share the tile.
 //
-// Where a lane stands: it brings weights of output lane_output of its tile, and of each of the 2 rows from
-// lane_row on it brings 4 values of its half of a quarter; of the sums it holds those of output lane_output and
-// the 2 rows from lane_row on. (The layout of a simdgroup matrix, which MLX and tinygrad rely on too.)
-#define TILE 8
+// Where a lane stands: it brings weights of output lane_output of its tile, and of each of the LANE_ROWS rows from
+// loaded_row on it brings 4 values of its half of a quarter; of the sums it holds those of output lane_output and
+// the 2 rows from lane_row on.
 #define BLOCK 32
+// Tiles of outputs that are multiplied at a time.
+#define TILES_AT_ONCE 1
+#define LANE_ROWS 2
 
-typedef simdgroup_matrix<float, 8, 8> Sums;
-// The two rows of x of which a lane brings values.
-struct RowPair {
-  device const T* first;
-  device const T* second;
+// The rows of x of which a lane brings values.
+struct LaneRows {
+  device const T* at[LANE_ROWS];
 };
 struct RowsBlock {
   simdgroup_matrix<T, 8, 8> steps[4];
@@ -25,18 +25,14 @@ struct WeightsBlock {
   simdgroup_matrix<T, 8, 8> steps[4];
 };
 
-inline int lane_output(uint lane) { return int((lane / 4 & 4) + lane / 2 % 4); }
-inline int lane_quarter(uint lane) { return int((lane / 4 & 2) + lane % 2); }
-inline int lane_row(uint lane) { return 2 * lane_quarter(lane); }
+inline int loaded_row(uint lane) { return lane_row(lane); }
 
 // Rows of x from k on. Quarters of the block lie `span` apart.
-inline void load_rows(thread RowsBlock& block, thread const RowPair& x, int k, int span, uint lane) {
+inline void load_rows(thread RowsBlock& block, thread const LaneRows& x, int k, int span, uint lane) {
   const int at = k + lane_output(lane) / 2 * span + lane_output(lane) % 2 * 4;
-  const vec<T, 4> a = *(device const vec<T, 4>*)(x.first + at);
-  const vec<T, 4> b = *(device const vec<T, 4>*)(x.second + at);
-  for (int j = 0; j < 4; j++) {
-    block.steps[j].thread_elements()[0] = a[j];
-    block.steps[j].thread_elements()[1] = b[j];
+  for (int i = 0; i < LANE_ROWS; i++) {
+    const vec<T, 4> values = *(device const vec<T, 4>*)(x.at[i] + at);
+    for (int j = 0; j < 4; j++) block.steps[j].thread_elements()[i] = values[j];
   }
 }
 
@@ -48,9 +44,10 @@ inline void set_weights(thread WeightsBlock& block, vec<T, 4> low, vec<T, 4> hig
   }
 }
 
-inline void multiply(thread Sums& sums, thread WeightsBlock& weights, thread RowsBlock& rows) {
+// sums, weights: of TILES_AT_ONCE tiles.
+inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread RowsBlock& rows) {
   for (int j = 0; j < 4; j++) {
-    simdgroup_multiply_accumulate(sums, weights.steps[j], rows.steps[j], sums);
+    simdgroup_multiply_accumulate(sums[0], weights[0].steps[j], rows.steps[j], sums[0]);
   }
 }
 
@@ -61,11 +58,9 @@ inline float2 sum_rows(thread RowsBlock& block) {
     sum.x += float(block.steps[j].thread_elements()[0]);
     sum.y += float(block.steps[j].thread_elements()[1]);
   }
-  // The lanes that hold the same two rows differ in these bits.
-  for (int bit = 0; bit < 3; bit++) {
-    const ushort other = bit == 2 ? 16 : 2 << bit;
-    sum.x += simd_shuffle_xor(sum.x, other);
-    sum.y += simd_shuffle_xor(sum.y, other);
+  for (int i = 0; i < 3; i++) {
+    sum.x += simd_shuffle_xor(sum.x, column_bit(i));
+    sum.y += simd_shuffle_xor(sum.y, column_bit(i));
   }
   return sum;
 }

@@ -1,0 +1,208 @@
+// What the kernels use of Metal's library, for NVIDIA GPUs: types, vectors, functions of a SIMD-group, simdgroup
+// matrices on tensor cores.
+//
+// A threadgroup is a block of CUDA's, a SIMD-group a warp. metal_ops/cuda.py puts this text before that of a kernel and
+// rewrites what no macro can. It needs no header of CUDA's: so it compiles in a fraction of their time, and where only
+// the compiler is installed. Ampere or later, which have bfloat and its tensor cores; rounding to nearest everywhere,
+// and no approximate functions.
+#define INFINITY __int_as_float(0x7f800000)
+#define EVERY_LANE 0xffffffffu
+
+namespace metal {
+typedef unsigned int uint;
+typedef unsigned short ushort;
+
+struct half {
+  ushort bits;
+  half() = default;
+  __device__ explicit half(float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  __device__ explicit operator float() const {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+  }
+};
+
+struct bfloat {
+  ushort bits;
+  bfloat() = default;
+  __device__ explicit bfloat(float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  __device__ explicit operator float() const { return __int_as_float(int(uint(bits) << 16)); }
+};
+
+template <typename T, int N>
+struct vec;
+template <typename T>
+struct alignas(2 * sizeof(T)) vec<T, 2> {
+  T x, y;
+  vec() = default;
+  __device__ explicit vec(T every) : x(every), y(every) {}
+  __device__ vec(T x, T y) : x(x), y(y) {}
+  __device__ T& operator[](int i) { return (&x)[i]; }
+  __device__ const T& operator[](int i) const { return (&x)[i]; }
+};
+template <typename T>
+struct alignas(4 * sizeof(T)) vec<T, 3> {
+  T x, y, z;
+  vec() = default;
+  __device__ vec(T x, T y, T z) : x(x), y(y), z(z) {}
+};
+template <typename T>
+struct alignas(4 * sizeof(T)) vec<T, 4> {
+  T x, y, z, w;
+  vec() = default;
+  __device__ explicit vec(T every) : x(every), y(every), z(every), w(every) {}
+  __device__ vec(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}
+  __device__ T& operator[](int i) { return (&x)[i]; }
+  __device__ const T& operator[](int i) const { return (&x)[i]; }
+};
+typedef vec<uint, 2> uint2;
+typedef vec<uint, 3> uint3;
+typedef vec<float, 2> float2;
+typedef vec<float, 4> float4;
+typedef vec<half, 2> half2;
+typedef vec<bfloat, 2> bfloat2;
+
+template <typename To, typename From>
+__device__ __forceinline__ To as_type(From from) {
+  static_assert(sizeof(To) == sizeof(From), "as_type between types of different sizes");
+  union {
+    From from;
+    To to;
+  } bits = {from};
+  return bits.to;
+}
+
+__device__ __forceinline__ float2& operator+=(float2& a, float2 b) {
+  a = float2(a.x + b.x, a.y + b.y);
+  return a;
+}
+__device__ __forceinline__ half2 operator-(half2 a, half2 b) {
+  uint difference;
+  asm("sub.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(as_type<uint>(a)), "r"(as_type<uint>(b)));
+  return as_type<half2>(difference);
+}
+// As a * 1 + (-b), because Ampere has no other.
+__device__ __forceinline__ bfloat2 operator-(bfloat2 a, bfloat2 b) {
+  const uint one = 0x3f803f80, minus_b = as_type<uint>(b) ^ 0x80008000;
+  uint difference;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(difference) : "r"(as_type<uint>(a)), "r"(one), "r"(minus_b));
+  return as_type<bfloat2>(difference);
+}
+
+__device__ __forceinline__ int min(int a, int b) { return a < b ? a : b; }
+__device__ __forceinline__ int max(int a, int b) { return a > b ? a : b; }
+// Of a number and a NaN, the number.
+__device__ __forceinline__ float min(float a, float b) { return ::fminf(a, b); }
+__device__ __forceinline__ float max(float a, float b) { return ::fmaxf(a, b); }
+__device__ __forceinline__ float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+__device__ __forceinline__ float exp(float x) { return ::expf(x); }
+__device__ __forceinline__ float exp2(float x) { return ::exp2f(x); }
+__device__ __forceinline__ float sqrt(float x) { return ::sqrtf(x); }
+__device__ __forceinline__ bool isfinite(float x) { return (as_type<uint>(x) & 0x7f800000) != 0x7f800000; }
+__device__ __forceinline__ uint popcount(uint x) { return uint(::__popc(int(x))); }
+
+enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
+__device__ __forceinline__ void threadgroup_barrier(mem_flags) { ::__syncthreads(); }
+
+// All 32 lanes take part, and get the same bits.
+template <typename T>
+__device__ __forceinline__ T simd_shuffle(T x, ushort lane) {
+  return ::__shfl_sync(EVERY_LANE, x, lane);
+}
+template <typename T>
+__device__ __forceinline__ T simd_shuffle_xor(T x, ushort mask) {
+  return ::__shfl_xor_sync(EVERY_LANE, x, mask);
+}
+template <typename T>
+__device__ __forceinline__ T simd_sum(T x) {
+  for (int mask = 1; mask < 32; mask *= 2) x += simd_shuffle_xor(x, mask);
+  return x;
+}
+template <typename T>
+__device__ __forceinline__ T simd_max(T x) {
+  for (int mask = 1; mask < 32; mask *= 2) x = max(x, simd_shuffle_xor(x, mask));
+  return x;
+}
+template <typename T>
+__device__ __forceinline__ T simd_min(T x) {
+  for (int mask = 1; mask < 32; mask *= 2) x = min(x, simd_shuffle_xor(x, mask));
+  return x;
+}
+struct simd_vote {
+  typedef unsigned long long vote_t;
+  vote_t bits;
+  __device__ explicit operator vote_t() const { return bits; }
+};
+__device__ __forceinline__ simd_vote simd_ballot(bool is_so) { return {::__ballot_sync(EVERY_LANE, is_so)}; }
+
+// 8 by 8: a lane holds row lane / 4, columns 2 * (lane % 4) and the next. That is how tensor cores take the left
+// operand of a product and give the result, in each half of 16 rows.
+template <typename T, int ROWS, int COLUMNS>
+struct simdgroup_matrix {
+  vec<T, 2> elements;
+  __device__ vec<T, 2>& thread_elements() { return elements; }
+};
+template <typename T, int ROWS, int COLUMNS>
+__device__ __forceinline__ simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T every) {
+  simdgroup_matrix<T, ROWS, COLUMNS> filled;
+  filled.elements = vec<T, 2>(every, every);
+  return filled;
+}
+
+// upper, lower (8 x 8 each) += 16 x K times K x 8. a: rows lane / 4 of the upper and of the lower half, b: column
+// lane / 4; of both the elements 2 * (lane % 4) and the next of K.
+#define MULTIPLY(type, spelled) \
+  __device__ __forceinline__ void multiply_by_8( \
+      float2& upper, float2& lower, vec<type, 2> a_upper, vec<type, 2> a_lower, vec<type, 2> b) { \
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." spelled "." spelled ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, " \
+                 "{%0, %1, %2, %3};" \
+                 : "+f"(upper.x), "+f"(upper.y), "+f"(lower.x), "+f"(lower.y) \
+                 : "r"(as_type<uint>(a_upper)), "r"(as_type<uint>(a_lower)), "r"(as_type<uint>(b))); \
+  } \
+  __device__ __forceinline__ void multiply_by_16( \
+      float2& upper, float2& lower, const vec<type, 2>* a_upper, const vec<type, 2>* a_lower, const vec<type, 2>* b) { \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." spelled "." spelled ".f32 {%0, %1, %2, %3}, " \
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+                 : "+f"(upper.x), "+f"(upper.y), "+f"(lower.x), "+f"(lower.y) \
+                 : "r"(as_type<uint>(a_upper[0])), "r"(as_type<uint>(a_lower[0])), "r"(as_type<uint>(a_upper[1])), \
+                   "r"(as_type<uint>(a_lower[1])), "r"(as_type<uint>(b[0])), "r"(as_type<uint>(b[1]))); \
+  }
+MULTIPLY(half, "f16")
+MULTIPLY(bfloat, "bf16")
+#undef MULTIPLY
+
+template <typename T>
+__device__ __forceinline__ vec<T, 2> transposed(vec<T, 2> elements) {
+  uint bits;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(bits) : "r"(as_type<uint>(elements)));
+  return as_type<vec<T, 2>>(bits);
+}
+
+template <typename T>
+__device__ __forceinline__ void simdgroup_multiply_accumulate(
+    simdgroup_matrix<float, 8, 8>& d,
+    simdgroup_matrix<T, 8, 8> a,
+    simdgroup_matrix<T, 8, 8> b,
+    simdgroup_matrix<float, 8, 8> c) {
+  float2 unused(0.0f, 0.0f);
+  const vec<T, 2> none = as_type<vec<T, 2>>(0u);
+  d = c;
+  multiply_by_8(d.elements, unused, a.elements, none, transposed(b.elements));
+}
+// In fp32 by hand: tensor cores would round the operands.
+__device__ __forceinline__ void simdgroup_multiply_accumulate(
+    simdgroup_matrix<float, 8, 8>& d,
+    simdgroup_matrix<float, 8, 8> a,
+    simdgroup_matrix<float, 8, 8> b,
+    simdgroup_matrix<float, 8, 8> c) {
+  const uint lane = threadIdx.x % 32;
+  d = c;
+  for (int k = 0; k < 8; k++) {
+    const float left = simd_shuffle(a.elements[k % 2], lane / 4 * 4 + k / 2);
+    for (int i = 0; i < 2; i++) {
+      d.elements[i] = fma(left, simd_shuffle(b.elements[i], 4 * k + lane % 4), d.elements[i]);
+    }
+  }
+}
+}  // namespace metal

@@ -1,0 +1,101 @@
+"""The whole model through lfm2/ on an NVIDIA GPU: right, and a row the same in any company.
+
+The tests of rounds are those of the CPU, on another device. `python -m metal_ops.contract --device
+CUDA` proves the kernels one by one.
+"""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from lfm2.convert import convert
+from lfm2.weights import load_weights
+from metal_ops.quantized import QuantizedMatrix
+from tests import build
+from tests.build import DEMO, build_runner
+from tests.test_model import (
+    SPELLINGS,
+    TOLERANCE,
+    Golden,
+    distance,
+    greedy_tokens,
+    prompt_logits,
+    rms,
+)
+from tests.tiny import write_checkpoint
+
+# Collected here too, with this module's cases.
+from tests.test_rounds import (  # noqa: F401
+    KINDS,
+    Case,
+    test_a_round_writes_its_own_rows_and_the_scratch_only,
+    test_a_slot_let_again_starts_afresh,
+    test_dropped_rows_leave_no_trace,
+    test_order_slots_and_extents_do_not_matter,
+    test_random_schedules,
+    test_streams_of_any_length_start_in_one_round_and_go_on,
+    test_windows_of_every_width_give_the_logits_of_single_rows,
+)
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not os.path.exists("/dev/nvidia0"), reason="needs an NVIDIA GPU"),
+]
+
+
+@pytest.fixture(scope="module")
+def cases(steps, tmp_path_factory):
+    """name, dtype -> Case on CUDA, made when first asked for."""
+    made = {}
+
+    def case(name: str = "moe", dtype: str = "float32") -> Case:
+        if (name, dtype) not in made:
+            folder = write_checkpoint(tmp_path_factory.mktemp(name), KINDS[name])
+            made[name, dtype] = Case(folder, steps, dtype, "CUDA")
+        return made[name, dtype]
+
+    return case
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", "moe_plain", "odd", "demo"])
+def test_logits_and_greedy_tokens_equal_the_engines(name, steps, tmp_path):
+    golden = Golden.read(name)
+    folder = DEMO if name == "demo" else write_checkpoint(tmp_path, SPELLINGS[name])
+    runner = build_runner(folder, steps, device="CUDA")
+    logits = prompt_logits(runner, golden)
+    assert distance(logits, golden.logits) <= TOLERANCE
+    assert distance(logits, golden.mlx_logits) <= TOLERANCE
+    tokens = greedy_tokens(runner, golden, logits, num_tokens=32)
+    assert tokens == {length: ids.tolist() for length, ids in golden.greedy.items()}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_model_equals_its_values(bits, steps, tmp_path, monkeypatch):
+    """The built-in model in 4 and 8 bits: the logits of a plain model of the same values."""
+    convert(DEMO, tmp_path / "packed", bits=bits, group_size=64)
+    golden = Golden.read("demo")
+    ours = prompt_logits(build_runner(tmp_path / "packed", steps, device="CUDA"), golden)
+
+    def values(weight):
+        # The kernels round nothing; dequantize rounds to the type of scales and biases.
+        parts = {"scales": weight.scales.float(), "biases": weight.biases.float()}
+        return replace(weight, **parts).dequantize().contiguous().realize()
+
+    def load_values(*arguments):
+        weights = load_weights(*arguments)
+        packed = {n: w for n, w in weights.items() if isinstance(w, QuantizedMatrix)}
+        assert packed
+        return weights | {name: values(weight) for name, weight in packed.items()}
+
+    monkeypatch.setattr(build, "load_weights", load_values)
+    wanted = prompt_logits(build_runner(tmp_path / "packed", steps, device="CUDA"), golden)
+    assert distance(ours, wanted) <= TOLERANCE
+
+
+def test_bfloat16_stays_within_the_spread_of_the_engines(steps):
+    golden = Golden.read("demo_bfloat16")
+    ours = prompt_logits(build_runner(DEMO, steps, "bfloat16", device="CUDA"), golden)
+    normal = rms(golden.logits, golden.mlx_logits)
+    assert rms(ours, golden.logits) <= 1.3 * normal
+    assert rms(ours, golden.mlx_logits) <= 1.3 * normal
