@@ -41,6 +41,8 @@ SPLITS = 32
 # The sums of each split go through memory in rounds of so many rows at most: 8.6 MB for 32 heads of
 # 64. Rounds of more rows have tiles enough.
 MAX_SPLIT_ROWS = 32
+# A context that estimates of work reckon with: how long streams are is not known when a form is made.
+NOMINAL_KEYS = 1024
 THREADS = 128
 # Of 8 (row, head) pairs each: 2 of width 64 take 32 registers for their sums, and as many again
 # where splits are folded.
@@ -107,7 +109,7 @@ def attend_kernels(
     table = Argument("table", (capacity.table_size,), dtypes.int32)
     out = Argument("out", (num_rows, num_heads * head_dim), dtype)
     reads = (q, keys, values, table)
-    num_ops = 4 * prod(out.shape) * num_tokens
+    num_ops = 4 * prod(out.shape) * min(num_tokens, NOMINAL_KEYS)
     if num_rows > MAX_SPLIT_ROWS:
         grid = (num_kv_heads, divide_up(num_tiles, THREADS // SIMD_WIDTH), 1)
         return (_kernel("attend_prompt", size, target, constants, grid, (out,), reads, num_ops),)
@@ -167,10 +169,16 @@ def _kernel(
     reads: tuple[Argument, ...],
     num_ops: int,
 ) -> Kernel:
-    """num_ops and bytes are those of a stream that has the pool to itself."""
+    """What it computes and moves is reckoned for streams of NOMINAL_KEYS."""
     name = f"{op}_{size}"
     source = compose(("table", "lanes", "attend", op), op, name, target, **constants)
-    num_bytes = sum(argument.num_bytes for argument in (*writes, *reads))
+    pools = ("keys", "values")
+    num_bytes = sum(
+        min(argument.num_bytes, NOMINAL_KEYS * argument.num_bytes // argument.shape[0])
+        if argument.name in pools
+        else argument.num_bytes
+        for argument in (*writes, *reads)
+    )
     return Kernel(name, source, grid, THREADS, writes, reads, num_ops, num_bytes)
 
 

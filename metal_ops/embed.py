@@ -14,79 +14,55 @@ from metal_ops.checks import expect
 from metal_ops.kernel import FLOATS, Argument, Kernel, compose, divide_up, has_kernels
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
-from metal_ops.quantized import WORD_BITS, QuantizedMatrix
+from metal_ops.products import PACKED_BITS, WeightKind, kind_of, weight_arguments
+from metal_ops.quantized import WORD_BITS
 from metal_ops.rows import Rows, Weight, parts
 
 VALUES = 4  # of a plain row, that a thread takes at once
 MAX_THREADS = 256
-BITS_SERVED = (4, 8)
 
 
 def embed(tokens: Tensor, weight: Weight, dtype: DType) -> Tensor:
     """The rows of weight (V, C) that tokens (T) name, in `dtype`: (T, C)."""
     expect("embed", "tokens", tokens, (tokens.shape[0],), (dtypes.int32,))
-    kernel = None
     if has_kernels(tokens.device):
-        packing = (weight.bits, weight.group_size) if isinstance(weight, QuantizedMatrix) else None
-        stored = parts(weight)[-1].dtype
-        kernel = embed_kernel(tokens.shape[0], *weight.shape, dtype, stored, packing)
-    if kernel is None:
-        return reference(tokens, weight, dtype)
-    return inject(kernel, [tokens, *parts(weight)])[0]
+        kernel = embed_kernel(tokens.shape[0], kind_of(weight), dtype)
+        if kernel is not None:
+            return inject(kernel, [tokens, *parts(weight)])[0]
+    return reference(tokens, weight, dtype)
 
 
-def embed_kernel(
-    num_rows: int,
-    vocab_size: int,
-    width: int,
-    dtype: DType,
-    weight_dtype: DType,
-    packing: tuple[int, int] | None,
-) -> Kernel | None:
-    """The kernel for these shapes: any width that is a multiple of 4, codes of 4 and 8 bits.
-
-    packing: bits and group size of a packed weight, whose scales then have the weight's type.
-    """
-    bits, group_size = packing or (0, width)
-    if width % VALUES or dtype not in FLOATS or weight_dtype not in FLOATS:
+def embed_kernel(num_rows: int, weight: WeightKind, dtype: DType) -> Kernel | None:
+    """The kernel for these shapes: any width that is a multiple of 4, codes of 4 and 8 bits."""
+    vocab_size, width = weight.shape
+    if width % VALUES or dtype not in FLOATS or weight.dtype not in FLOATS:
         return None
-    if packing is not None and bits not in BITS_SERVED:
+    if weight.bits not in (0, *PACKED_BITS):
         return None
-    values = WORD_BITS // bits if bits else VALUES
+    values = WORD_BITS // weight.bits if weight.bits else VALUES
     threads = min(MAX_THREADS, 32 * divide_up(width, 32 * values))
-    kind = f"embed_{bits}bit_{group_size}" if bits else "embed"
-    name = f"{kind}_{num_rows}x{width}"
+    name = f"embed{weight.suffix}_{num_rows}x{width}"
     source = compose(
         ("embed",),
         "embed",
         name,
         T=dtype,
-        W=weight_dtype,
+        W=weight.dtype,
         WIDTH=width,
-        BITS=bits,
-        GROUP_SIZE=group_size,
+        BITS=weight.bits,
+        GROUP=weight.group_size,
         THREADS=threads,
     )
-    if packing is None:
-        weight = (Argument("weight", (vocab_size, width), weight_dtype),)
-    else:
-        groups = (vocab_size, width // group_size)
-        weight = (
-            Argument("codes", (vocab_size, width // values), dtypes.uint32),
-            Argument("scales", groups, weight_dtype),
-            Argument("biases", groups, weight_dtype),
-        )
     out = Argument("out", (num_rows, width), dtype)
-    row_bytes = sum(argument.num_bytes for argument in weight) // vocab_size
     return Kernel(
         name,
         source,
         (divide_up(width, threads * values), num_rows, 1),
         threads,
         (out,),
-        (Argument("tokens", (num_rows,), dtypes.int32), *weight),
-        num_ops=2 * num_rows * width if bits else 0,
-        num_bytes=num_rows * row_bytes + out.num_bytes,
+        (Argument("tokens", (num_rows,), dtypes.int32), *weight_arguments("weight", weight)),
+        num_ops=2 * num_rows * width if weight.bits else 0,
+        num_bytes=num_rows * weight.num_bytes // vocab_size + out.num_bytes,
     )
 
 

@@ -130,8 +130,7 @@ def _expert_kernel(
     values = constants(weight, rows.dtype, num_rows, output_tiles) | {
         "ROW_TILES": num_row_tiles(num_members)
     }
-    packing = f"_q{weight.bits}" if weight.bits else ""
-    name = f"{op}{packing}_{num_pairs}x{num_outputs}x{depth}_{num_experts}"
+    name = f"{op}{weight.suffix}_{num_pairs}x{num_outputs}x{depth}_{num_experts}"
     source = compose(
         (*STEMS, op),
         op,

@@ -18,6 +18,8 @@ FOLDER = Path(__file__).parent / "kernels"
 HEAD = """#include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;
+// Loops over arrays that have to be in registers.
+#define UNROLL _Pragma("clang loop unroll(full)")
 """
 SIMD_WIDTH = 32
 # What Metal calls the types of a tensor.

@@ -9,6 +9,8 @@ transformers and MLX. Weights are read once a pass over the rows, 2 N K bytes in
 operations. kernels/products.metal says how the kernels sum.
 """
 
+from dataclasses import replace
+
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
@@ -139,7 +141,7 @@ def project_kernel(
     target: Target = Target.METAL,
 ) -> Kernel | None:
     """project, if a kernel serves the weights, which must be stored alike."""
-    is_alike = (q.dtype, q.bits, q.group_size) == (k.dtype, k.bits, k.group_size)
+    is_alike = replace(k, shape=(q.num_outputs, k.depth)) == q
     if k != v or not is_alike or not is_served(q, dtype):
         return None
     kinds = {"q": q, "k": k, "v": v}
@@ -185,15 +187,14 @@ def _tiled(
     output_tiles = num_output_tiles(num_rows, num_weights, target)
     weight = weights[0]
     x = Argument("x", (num_rows, weight.depth), dtype)
-    packing = f"_q{weight.bits}" if weight.bits else ""
-    name = f"{op}{packing}_{num_rows}x{num_outputs}x{weight.depth}"
+    name = f"{op}{weight.suffix}_{num_rows}x{num_outputs}x{weight.depth}"
     values = constants(weight, dtype, num_rows, output_tiles)
     source = compose((*STEMS, op), op, name, target, **values, NUM_OUTPUTS=num_outputs, **extra)
     row_blocks = divide_up(num_rows, TILE * num_row_tiles(num_rows))
     return Kernel(
         name,
         source,
-        (divide_up(num_outputs, TILE * output_tiles), row_blocks, 1),
+        (row_blocks, divide_up(num_outputs, TILE * output_tiles), 1),
         values["THREADS"],
         writes,
         (x, *reads),

@@ -49,6 +49,11 @@ class WeightKind:
         return self.shape[-1]
 
     @property
+    def suffix(self) -> str:
+        """What a kernel's name says of the packing."""
+        return f"_q{self.bits}" if self.bits else ""
+
+    @property
     def num_bytes(self) -> int:
         return sum(argument.num_bytes for argument in weight_arguments("weight", self))
 
@@ -62,13 +67,14 @@ def kind_of(weight: Weight) -> WeightKind:
 def is_served(weight: WeightKind, dtype: DType) -> bool:
     """Whether kernels multiply rows in the compute type `dtype` with this weight.
 
-    A weight's values must be exact in the compute type, and its depth whole blocks.
+    Its depth must be whole blocks. A plain weight's values are rounded to the compute type where
+    this holds less, as when a checkpoint is loaded in it; codes are multiplied exactly.
     """
     if dtype not in FLOATS or weight.dtype not in FLOATS:
         return False
     if weight.bits:
         return weight.bits in PACKED_BITS and weight.group_size % BLOCK == 0
-    return weight.depth % BLOCK == 0 and dtype in (weight.dtype, dtypes.float32)
+    return weight.depth % BLOCK == 0
 
 
 def num_chunks(weight: WeightKind) -> int:

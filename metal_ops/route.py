@@ -80,8 +80,7 @@ def route_kernel(
     experts_at_once = min(MAX_EXPERTS_AT_ONCE, divide_up(num_experts, MAX_SIMDGROUPS))
     threads = SIMD_WIDTH * min(MAX_SIMDGROUPS, divide_up(num_experts, experts_at_once))
     rows_at_once = min(MAX_ROWS, 1 << (num_rows - 1).bit_length())
-    packing = f"_q{gate.bits}" if gate.bits else ""
-    name = f"route{packing}_{num_rows}x{num_experts}x{width}"
+    name = f"route{gate.suffix}_{num_rows}x{num_experts}x{width}"
     source = compose(
         ("route",),
         "route",

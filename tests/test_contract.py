@@ -36,10 +36,9 @@ def test_every_gate_and_planted_fault(emulator, name):
 
 
 @pytest.mark.parametrize("name", CONTRACTS)
-@pytest.mark.parametrize("gate", ["shapes", "rows", "reference"])
-def test_in_the_order_of_the_threads(emulator, name, gate):
+def test_in_the_order_of_the_threads(emulator, name):
     emulator.order = "fifo"
-    assert list(GATES[gate](CONTRACTS[name], "METAL")) == []
+    assert list(GATES["shapes"](CONTRACTS[name], "METAL")) == []
 
 
 def test_every_kernel_has_two_controls():
@@ -89,6 +88,16 @@ def test_limits_of_apples_chips(change, words):
     contract = replace(CONTRACTS["rms_norm"], cases=CONTRACTS["rms_norm"].cases[-1:])
     faults = GATES["limits"](edited(contract, lambda kernel: replace(kernel, **change)), "METAL")
     assert any(words in fault for fault in faults)
+
+
+def test_threadgroup_memory_is_limited(emulator):
+    contract = replace(CONTRACTS["rms_norm"], cases=CONTRACTS["rms_norm"].cases[-1:])
+
+    def large(kernel: Kernel) -> Kernel:
+        return replace(kernel, source=kernel.source.replace("[SIMDGROUPS]", "[8192 + SIMDGROUPS]"))
+
+    (fault,) = GATES["limits"](edited(contract, large), "METAL")
+    assert "32800 bytes a threadgroup, 32768 possible" in fault
 
 
 def test_a_control_that_does_not_compile_is_missed(emulator):

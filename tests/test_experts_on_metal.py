@@ -91,7 +91,6 @@ def test_weights_that_no_kernel_serves():
     served = WeightKind((4, 32, 64), BF16)
     assert expert_gate_up_kernel(1, 1, served, served, BF16) is not None
     for weight in (
-        WeightKind((4, 32, 64), F32),  # its values are not exact in the compute type
         WeightKind((4, 32, 64), BF16, 6, 64),
         WeightKind((4, 32, 64), BF16, 4, 16),
         WeightKind((4, 32, 80), BF16),

@@ -3,6 +3,7 @@
 The tests of rounds are those of the CPU, on another device.
 """
 
+import re
 import sys
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from lfm2.convert import convert
 from metal_ops.emulated_metal import install
 from tests.build import DEMO, build_runner, chunked
+from tests.packed import write_packed_pair
 from tests.test_model import (
     SPELLINGS,
     TOLERANCE,
@@ -52,11 +54,28 @@ def cases(steps, tmp_path_factory):
 
     def case(name: str = "moe", dtype: str = "float32") -> Case:
         if (name, dtype) not in made:
-            folder = write_checkpoint(tmp_path_factory.mktemp(name), KINDS[name])
-            made[name, dtype] = Case(folder, steps, dtype, "METAL")
+            folder = tmp_path_factory.mktemp(name)
+            if name == "packed":
+                folder, _ = write_packed_pair(folder, KINDS["moe"], [4, 8])
+            else:
+                write_checkpoint(folder, KINDS[name], dtype=dtype)
+            made[name, dtype] = case = Case(folder, steps, dtype, "METAL")
+            launched = [name for form in case.runner.forms.values() for name in form.step.launches]
+            generated = [name for name in launched if not re.search(r"\dx\d", name)]
+            assert generated == [], "a kernel that is not hand-written proves nothing here"
         return made[name, dtype]
 
     return case
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_packed_rows_are_the_same_in_any_company(num_rows, dtype, cases):
+    def packed(name="packed", dtype=dtype):
+        return cases(name, dtype)
+
+    test_order_slots_and_extents_do_not_matter(dtype, packed)
+    test_a_slot_let_again_starts_afresh(num_rows, packed)
 
 
 def golden_runs(folder, steps, golden, dtype="float32", device="METAL"):

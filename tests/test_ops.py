@@ -20,6 +20,7 @@ from metal_ops.launch import copy_in, empty
 from metal_ops.loops import loop_kernel
 from metal_ops.matmul import gate_up, matmul
 from metal_ops.norm import add_rms_norm, rms_norm, rms_norm_drawn
+from metal_ops.products import WeightKind
 from metal_ops.qk import store_qkv
 from metal_ops.quantized import QuantizedMatrix
 from metal_ops.route import choose_reference, route
@@ -404,8 +405,9 @@ def test_shapes_that_kernels_leave_to_the_reference():
     assert [n for n in (3, 4, 97) if argmax_kernel(2, n)] == [4, 97]
     assert [n for n in (36, 37, 38) if tap_kernel(2, 4, n, 5, 0, half)] == [36]
     assert tap_kernel(2, 4, 36, 5, 0, dtypes.int32) is None
-    assert [n for n in (36, 37, 38) if embed_kernel(2, 9, n, half, half, None)] == [36]
-    assert [n for n in (2, 3, 4, 5, 6, 8) if embed_kernel(2, 9, 64, half, half, (n, 32))] == [4, 8]
+    assert [n for n in (36, 37, 38) if embed_kernel(2, WeightKind((9, n), half), half)] == [36]
+    packed = {n: WeightKind((9, 64), half, n, 32) for n in (2, 3, 4, 5, 6, 8)}
+    assert [n for n, kind in packed.items() if embed_kernel(2, kind, half)] == [4, 8]
 
 
 def test_loops_keep_the_order_of_the_text():

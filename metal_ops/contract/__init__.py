@@ -3,6 +3,7 @@ that prove that the checks see.
 
     python -m metal_ops.contract                     every kernel; Metal, or Metal emulated on Linux
     python -m metal_ops.contract --only rms_norm     one
+    lfm2 verify                                      the same, for whoever has the program only
 
 Gates, each over every case of a kernel:
 

@@ -107,7 +107,7 @@ def prompt(target: Target) -> Contract:
         alone(whole, parts, shifted, Capacity(34, 2, 2), SMALL),
         alone(whole, parts, parts[::-1], Capacity(45, 45, 45), SMALL),
     )
-    walk = "values + place, {}, tile.last, lane);\n    for"
+    walk = "values + place, {}, tile.last, lane);\n    UNROLL for"
     from_last = "min(SPLITS, tile.last / KEY_CHUNK + 1) - 1 - split"
     controls = (
         *walk_controls(),

@@ -5,8 +5,9 @@ from tinygrad import dtypes
 from tinygrad.dtype import DType
 
 from metal_ops.contract.case import Case, Contract, Control, Expected, SameBits, rounded
-from metal_ops.embed import BITS_SERVED, embed_kernel
+from metal_ops.embed import embed_kernel
 from metal_ops.kernel import TYPES
+from metal_ops.products import PACKED_BITS, WeightKind
 
 F32, F16, BF16 = dtypes.float32, dtypes.float16, dtypes.bfloat16
 TYPE_PAIRS = ((F32, F32), (BF16, BF16), (F16, F16), (BF16, F32), (F32, BF16))
@@ -17,7 +18,7 @@ BLOCK = Control("every block takes the first columns", "block.x", "0", "shapes")
 
 
 def contracts() -> list[Contract]:
-    return [plain_contract(), *map(packed_contract, BITS_SERVED)]
+    return [plain_contract(), *map(packed_contract, PACKED_BITS)]
 
 
 def plain_contract() -> Contract:
@@ -64,12 +65,12 @@ def plain(
     gate: str = "shapes",
     tokens: np.ndarray | None = None,
 ) -> Case:
-    kernel = embed_kernel(num_rows, vocab_size, width, dtype, weight_dtype, None)
+    kernel = embed_kernel(num_rows, WeightKind((vocab_size, width), weight_dtype), dtype)
     tokens = named(num_rows, vocab_size) if tokens is None else tokens
     weight = rounded(numbers(vocab_size, width), weight_dtype)
     values = rounded(weight[tokens], dtype)
     shape = f"{num_rows} of {vocab_size}x{width} {TYPES[weight_dtype]} to {TYPES[dtype]}"
-    buffers = {"tokens": tokens, "weight": weight}
+    buffers = {"tokens": tokens, "weight_values": weight}
     return Case(shape, (kernel,), buffers, {"out": Expected(values)}, gate)
 
 
@@ -84,7 +85,8 @@ def packed(
     gate: str = "shapes",
     tokens: np.ndarray | None = None,
 ) -> Case:
-    kernel = embed_kernel(num_rows, vocab_size, width, dtype, scale_dtype, (bits, group_size))
+    weight = WeightKind((vocab_size, width), scale_dtype, bits, group_size)
+    kernel = embed_kernel(num_rows, weight, dtype)
     tokens = named(num_rows, vocab_size) if tokens is None else tokens
     words = np.arange(vocab_size * width * bits // 32, dtype=np.uint64) * 2654435761 % 2**32
     words = words.reshape(vocab_size, -1)
@@ -100,7 +102,8 @@ def packed(
         f"{num_rows} of {vocab_size}x{width} in {bits} bits, groups of {group_size} by "
         f"{TYPES[scale_dtype]}, to {TYPES[dtype]}"
     )
-    buffers = {"tokens": tokens, "codes": words, "scales": scales, "biases": biases}
+    parts = {"weight_codes": words, "weight_scales": scales, "weight_biases": biases}
+    buffers = {"tokens": tokens, **parts}
     return Case(shape, (kernel,), buffers, {"out": Expected(out)}, gate)
 
 

@@ -6,6 +6,7 @@ it; a text that does not compile is one of the gate "builds", and raises COMPILE
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from tinygrad.device import CompileError
@@ -22,8 +23,9 @@ from metal_ops.contract.case import (
     stored,
 )
 from metal_ops.contract.limits import exceeded
-from metal_ops.emulated_metal import MetalCompileError, MetalLaunchError
+from metal_ops.emulated_metal import MetalCompileError, MetalLaunchError, compile
 from metal_ops.emulated_metal.build import read_kernels
+from metal_ops.emulated_metal.toolchain import find_toolchain
 from metal_ops.kernel import TYPES, Argument, Target, target_of
 from metal_ops.launch import GuardedBuffer, compile_kernel, inject
 
@@ -33,15 +35,15 @@ LAUNCH_ERRORS = (MetalLaunchError, RuntimeError)
 
 
 def builds(contract: Contract, device: str) -> Faults:
-    """Compiles for the device, and as strictly as Metal with true address spaces; the text's
-    arguments are the contract's.
+    """Compiles for the device; and, where a clang is, as strictly as Metal with true address
+    spaces, and the text's arguments are the contract's.
 
     Of CUDA, whose texts Metal does not take, the device's compiler alone sees types and order.
     """
     for kernel in contract.kernels:
         try:
             compile_kernel(kernel, device)
-            if target_of(device) is Target.CUDA:
+            if target_of(device) is Target.CUDA or not has_clang():
                 continue
             declared = {
                 found.name: found for found in read_kernels(kernel.source, kernel.name, True)
@@ -77,7 +79,20 @@ def rows(contract: Contract, device: str) -> Faults:
 
 def limits(contract: Contract, device: str) -> Faults:
     for kernel in contract.kernels:
-        yield from (f"at {kernel.name}: {what}" for what in exceeded(kernel))
+        num_bytes = 0
+        if target_of(device) is Target.METAL and has_clang():
+            num_bytes = compile(kernel.source, kernel.name)[kernel.name].threadgroup_bytes
+        yield from (f"at {kernel.name}: {what}" for what in exceeded(kernel, num_bytes))
+
+
+@cache
+def has_clang() -> bool:
+    """Whether texts can be read and compiled here apart from the device: always in emulation."""
+    try:
+        find_toolchain()
+    except MetalCompileError:
+        return False
+    return True
 
 
 GATES: dict[str, Callable[[Contract, str], Faults]] = {

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from metal_ops.kernel import SIMD_WIDTH, Kernel
 
 MAX_BUFFERS = 31
+THREADGROUP_BYTES = 32 << 10
+# NOTE: not Metal's, whose grids have no such limit, but CUDA's in y and z.
 MAX_GRID = 2**16 - 1
 RESERVED = "max_total_threads_per_threadgroup(THREADS)"
 DEFINED = re.compile(r"#define THREADS (\d+)")
@@ -38,9 +40,11 @@ FAMILIES = (
 )
 
 
-def exceeded(kernel: Kernel) -> list[str]:
+def exceeded(kernel: Kernel, threadgroup_bytes: int = 0) -> list[str]:
     """What a launch asks for beyond the limits, in words."""
     found = []
+    if threadgroup_bytes > THREADGROUP_BYTES:
+        found.append(f"{threadgroup_bytes} bytes a threadgroup, {THREADGROUP_BYTES} possible")
     num_buffers = len(kernel.writes) + len(kernel.reads)
     if num_buffers > MAX_BUFFERS:
         found.append(f"{num_buffers} buffers, {MAX_BUFFERS} possible")

@@ -17,7 +17,13 @@ F32, F16, BF16 = dtypes.float32, dtypes.float16, dtypes.bfloat16
 # fp32 sums of products of numbers below 1, in any order: well within this for a depth of 4,096.
 SUM_ROOM = 1e-5
 KINDS = {
-    "": [(BF16, BF16, 0, 0), (F32, F32, 0, 0), (F32, BF16, 0, 0), (F16, F16, 0, 0)],
+    "": [
+        (BF16, BF16, 0, 0),
+        (F32, F32, 0, 0),
+        (F32, BF16, 0, 0),
+        (F16, BF16, 0, 0),
+        (F16, F16, 0, 0),
+    ],
     " 4-bit": [(BF16, BF16, 4, 64), (F32, F16, 4, 32), (F16, F16, 4, 128)],
     " 8-bit": [(BF16, BF16, 8, 64), (F32, F32, 8, 32), (F16, BF16, 8, 128)],
 }
@@ -119,7 +125,7 @@ def project_contract(name: str, kinds: list, target: Target) -> Contract:
 
 
 def company(make: Callable[[int], Case], depth: int, out: str = "out") -> tuple[SameBits, ...]:
-    """The first rows of wide cases, and the same rows in narrower ones; the last row at the front."""
+    """Rows of a wide case, and the same rows in narrower ones, in another order too."""
     wide = make(37)
     x = wide.buffers["x"]
 

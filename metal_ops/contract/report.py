@@ -25,7 +25,7 @@ from metal_ops.contract import (
     tap,
 )
 from metal_ops.contract.case import Contract, Control
-from metal_ops.contract.gates import COMPILE_ERRORS, GATES, first_line, planted
+from metal_ops.contract.gates import COMPILE_ERRORS, GATES, first_line, has_clang, planted
 from metal_ops.contract.limits import FAMILIES
 from metal_ops.emulated_metal import MetalCompileError, install
 from metal_ops.emulated_metal.toolchain import find_toolchain
@@ -129,6 +129,8 @@ def verify(chosen: Iterable[Contract], device: str, say: Say, progress: Say) -> 
     """
     never_run = ", ".join(f"{f.name} ({f.chips})" for f in FAMILIES if not f.is_run)
     say(f"limits are from records; nobody has run {never_run}")
+    if not has_clang():
+        say("no clang here: arguments and threadgroup memory of the texts are not compared")
     num_passed = num_failed = num_red = num_missed = num_limits = 0
     for contract in chosen:
         faults = {}
@@ -158,7 +160,8 @@ def verify(chosen: Iterable[Contract], device: str, say: Say, progress: Say) -> 
             say(f"{word} {control.gate} {contract.name}: {control.what}: {found}")
     num_kernels, num_controls = num_passed + num_failed, num_red + num_missed
     say(
-        f"SUMMARY {num_kernels} kernels: {num_passed} pass gates 1-{len(GATES)}, {num_failed} fail; "
+        f"SUMMARY {num_kernels} kernels: {num_passed} pass gates 1-{len(GATES)}, "
+        f"{num_failed} fail; "
         f"{num_controls} controls: {num_red} red as planted, {num_missed} missed; "
         f"{num_limits} limit problems"
     )

@@ -13,7 +13,7 @@ from metal_ops.emulated_metal.build import build_kernels, build_runtime, read_ke
 from metal_ops.emulated_metal.errors import MetalLaunchError
 from metal_ops.emulated_metal.line_table import line_at
 from metal_ops.emulated_metal.memory import GuardedMemory
-from metal_ops.emulated_metal.translate import ENTRY, MAX_THREADS, Kernel
+from metal_ops.emulated_metal.translate import ENTRY, MAX_THREADS, THREADGROUP_BYTES, Kernel
 
 ORDERS = ("fifo", "reverse", "random")
 ERROR_BYTES = 2048
@@ -77,6 +77,12 @@ class Function:
         self.kernel = kernel
         self.num_buffers = max((buffer.index for buffer in kernel.buffers), default=-1) + 1
         self._entry = entry
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """What the kernel, if it is no template, declares in threadgroup memory."""
+        symbol = THREADGROUP_BYTES + self.kernel.name
+        return ctypes.c_uint32.in_dll(self.library._loaded, symbol).value
 
     def launch(
         self,

@@ -39,6 +39,8 @@ NOT_HERE = {
 }
 QUALIFIERS = ("device", "constant", "const", "*", "&")
 ENTRY = "emu_kernel_"
+# What a kernel that is no template declares in threadgroup memory, in bytes.
+THREADGROUP_BYTES = "emu_threadgroup_bytes_"
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,13 @@ def translate(name: str, text: str, declared: list[Declaration]) -> tuple[str, l
             parameters = _parameters(where, declaration)
             max_threads = _max_threads(where, declaration)
             edits += _blank_attributes(text, declaration)
-            edits += _threadgroup_variables(where, text, declaration)
+            variables, sizes = _threadgroup_variables(where, text, declaration)
+            edits += variables
             if declaration.is_template:
                 templates[declaration.name] = parameters, max_threads
                 continue
             launched = called = declaration.name
+            entries.append(_exported(f"const uint {THREADGROUP_BYTES}{launched}", sizes))
         elif declaration.kind == "instance":
             launched, called, template = _instance(where, text, declaration)
             if template not in templates:
@@ -109,6 +113,11 @@ def _apply(text: str, edits: list[tuple[int, int, str]]) -> str:
         lines = "\n" * (text.count("\n", start, end) - new.count("\n"))
         text = text[:start] + new + lines + text[end:]
     return text
+
+
+def _exported(declared: str, sizes: list[str]) -> str:
+    value = " + ".join(["0", *sizes])
+    return f'extern "C" __attribute__((visibility("default"))) {declared} = {value};'
 
 
 def _entry(launched: str, called: str, parameters: list[Parameter]) -> str:
@@ -236,11 +245,11 @@ def _blank_attributes(text: str, declaration: Declaration) -> list[tuple[int, in
 
 def _threadgroup_variables(
     where: str, text: str, declaration: Declaration
-) -> list[tuple[int, int, str]]:
+) -> tuple[list[tuple[int, int, str]], list[str]]:
     """Edits of the statements that declare them, which the lint has seen to stand at the top level
-    of the body.
+    of the body, and their sizes as expressions.
     """
-    edits, num_variables, body = [], 0, declaration.body
+    edits, sizes, body = [], [], declaration.body
     for i, token in enumerate(body):
         if token.text != "threadgroup" or (i and body[i - 1].text not in (";", "}")):
             continue
@@ -258,13 +267,14 @@ def _threadgroup_variables(
                 raise MetalCompileError(
                     f"{where}: threadgroup variable {name} cannot have a value at first"
                 )
-            memory = f'emu_threadgroup_variable({num_variables}, sizeof({kind}{size}), "{name}")'
+            num_bytes = f"sizeof({kind}{size})"
+            memory = f'emu_threadgroup_variable({len(sizes)}, {num_bytes}, "{name}")'
             made.append(
                 f"threadgroup {kind} (&{name}){size} = *(threadgroup {kind} (*){size})(uintptr_t){memory};"
             )
-            num_variables += 1
+            sizes.append(num_bytes)
         edits.append((token.start, body[end].end, " ".join(made)))
-    return edits
+    return edits, sizes
 
 
 def _without_alignment(tokens: Tokens) -> Tokens:

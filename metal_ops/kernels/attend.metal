@@ -8,7 +8,8 @@
 // the stream's first, all in registers: no barrier, no threadgroup memory. Chunk c belongs to split c % SPLITS. A
 // split's chunks are taken in order, with a running maximum by which the sums are rescaled; the splits are folded in
 // order. That is all that decides a row's bits: no other row, segment, slot or launch has a part in it, and every
-// width goes through simdgroup matrices. A chunk that a row does not reach leaves its sums as they are.
+// width goes through simdgroup matrices. A chunk that a row does not reach changes
+// nothing, but where it is the first of its split: such a split's sums are of no use, and folded with the weight 0.
 //
 // A pair is a column of every simdgroup matrix, so a lane holds numbers of the pairs lane_row and lane_row + 1 only:
 //   scores (key, pair) = keys (key, d) x queries (d, pair)     the lane: key lane_output of a tile of 8
@@ -77,9 +78,9 @@ inline int pair_row(thread const Tile& tile, int pair) {
 inline bool is_pair(thread const Tile& tile, int pair) { return pair < tile.num_rows * GROUP; }
 
 inline void load_run(thread T (&run)[STEPS], device const T* from) {
-  for (int i = 0; i < STEPS; i += WIDE) {
+  UNROLL for (int i = 0; i < STEPS; i += WIDE) {
     const vec<T, WIDE> loaded = *(device const vec<T, WIDE>*)(from + i);
-    for (int j = 0; j < WIDE; j++) run[i + j] = loaded[j];
+    UNROLL for (int j = 0; j < WIDE; j++) run[i + j] = loaded[j];
   }
 }
 
@@ -90,22 +91,22 @@ inline void load_queries(
     device const int* table,
     int kv_head,
     uint lane) {
-  for (int p = 0; p < PAIR_TILES; p++) {
-    for (int i = 0; i < 2; i++) {
+  UNROLL for (int p = 0; p < PAIR_TILES; p++) {
+    UNROLL for (int i = 0; i < 2; i++) {
       const int pair = TILE * p + lane_row(lane) + i, row = pair_row(tile, pair);
       const int head = kv_head * GROUP + pair % GROUP;
       T run[STEPS];
       load_run(run, q + (row * NUM_HEADS + head) * HEAD_DIM + lane_output(lane) * STEPS);
-      for (int j = 0; j < STEPS; j++) queries.steps[p][j].thread_elements()[i] = run[j];
+      UNROLL for (int j = 0; j < STEPS; j++) queries.steps[p][j].thread_elements()[i] = run[j];
       queries.positions[p][i] = row_position(table, row);
     }
   }
 }
 
 inline void clear(thread Mixed& mixed) {
-  for (int p = 0; p < PAIR_TILES; p++) {
-    for (int s = 0; s < STEPS; s++) mixed.sums[p][s] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    for (int i = 0; i < 2; i++) {
+  UNROLL for (int p = 0; p < PAIR_TILES; p++) {
+    UNROLL for (int s = 0; s < STEPS; s++) mixed.sums[p][s] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    UNROLL for (int i = 0; i < 2; i++) {
       mixed.highest[p][i] = LOWEST;
       mixed.total[p][i] = 0;
     }
@@ -114,11 +115,11 @@ inline void clear(thread Mixed& mixed) {
 
 // Of all lanes that hold the same pairs.
 inline float max_of_pair(float x) {
-  for (int i = 0; i < 3; i++) x = max(x, simd_shuffle_xor(x, column_bit(i)));
+  UNROLL for (int i = 0; i < 3; i++) x = max(x, simd_shuffle_xor(x, column_bit(i)));
   return x;
 }
 inline float sum_of_pair(float x) {
-  for (int i = 0; i < 3; i++) x += simd_shuffle_xor(x, column_bit(i));
+  UNROLL for (int i = 0; i < 3; i++) x += simd_shuffle_xor(x, column_bit(i));
   return x;
 }
 
@@ -134,53 +135,53 @@ inline void mix_chunk(
     uint lane) {
   const int first_key = chunk * KEY_CHUNK;
   Sums scores[PAIR_TILES][KEY_TILES];
-  for (int k = 0; k < KEY_TILES; k++) {
+  UNROLL for (int k = 0; k < KEY_TILES; k++) {
     const int key = min(first_key + TILE * k + lane_output(lane), last);
     device const T* from = keys + long(key) * (NUM_KV_HEADS * HEAD_DIM) + lane_row(lane) * STEPS;
     T runs[2][STEPS];
-    for (int i = 0; i < 2; i++) load_run(runs[i], from + i * STEPS);
-    for (int p = 0; p < PAIR_TILES; p++) scores[p][k] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    for (int j = 0; j < STEPS; j++) {
+    UNROLL for (int i = 0; i < 2; i++) load_run(runs[i], from + i * STEPS);
+    UNROLL for (int p = 0; p < PAIR_TILES; p++) scores[p][k] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    UNROLL for (int j = 0; j < STEPS; j++) {
       simdgroup_matrix<T, 8, 8> step;
-      for (int i = 0; i < 2; i++) step.thread_elements()[i] = runs[i][j];
-      for (int p = 0; p < PAIR_TILES; p++) {
+      UNROLL for (int i = 0; i < 2; i++) step.thread_elements()[i] = runs[i][j];
+      UNROLL for (int p = 0; p < PAIR_TILES; p++) {
         simdgroup_multiply_accumulate(scores[p][k], step, queries.steps[p][j], scores[p][k]);
       }
     }
   }
 
   simdgroup_matrix<T, 8, 8> weights[PAIR_TILES][KEY_TILES];
-  for (int p = 0; p < PAIR_TILES; p++) {
-    for (int i = 0; i < 2; i++) {
+  UNROLL for (int p = 0; p < PAIR_TILES; p++) {
+    UNROLL for (int i = 0; i < 2; i++) {
       float seen[KEY_TILES], highest = mixed.highest[p][i], total = 0;
-      for (int k = 0; k < KEY_TILES; k++) {
+      UNROLL for (int k = 0; k < KEY_TILES; k++) {
         const int key = first_key + TILE * k + lane_output(lane);
         seen[k] = key <= queries.positions[p][i] ? scores[p][k].thread_elements()[i] : LOWEST;
         highest = max(highest, seen[k]);
       }
       highest = max_of_pair(highest);
-      for (int k = 0; k < KEY_TILES; k++) {
+      UNROLL for (int k = 0; k < KEY_TILES; k++) {
         const T weight = T(exp2((seen[k] - highest) * SCALE));
         weights[p][k].thread_elements()[i] = weight;
         total += float(weight);
       }
       const float rescale = exp2((mixed.highest[p][i] - highest) * SCALE);
-      for (int s = 0; s < STEPS; s++) mixed.sums[p][s].thread_elements()[i] *= rescale;
+      UNROLL for (int s = 0; s < STEPS; s++) mixed.sums[p][s].thread_elements()[i] *= rescale;
       mixed.total[p][i] = fma(mixed.total[p][i], rescale, total);
       mixed.highest[p][i] = highest;
     }
   }
 
-  for (int k = 0; k < KEY_TILES; k++) {
+  UNROLL for (int k = 0; k < KEY_TILES; k++) {
     T runs[2][STEPS];
-    for (int i = 0; i < 2; i++) {
+    UNROLL for (int i = 0; i < 2; i++) {
       const int key = min(first_key + TILE * k + lane_row(lane) + i, last);
       load_run(runs[i], values + long(key) * (NUM_KV_HEADS * HEAD_DIM) + lane_output(lane) * STEPS);
     }
-    for (int s = 0; s < STEPS; s++) {
+    UNROLL for (int s = 0; s < STEPS; s++) {
       simdgroup_matrix<T, 8, 8> step;
-      for (int i = 0; i < 2; i++) step.thread_elements()[i] = runs[i][s];
-      for (int p = 0; p < PAIR_TILES; p++) {
+      UNROLL for (int i = 0; i < 2; i++) step.thread_elements()[i] = runs[i][s];
+      UNROLL for (int p = 0; p < PAIR_TILES; p++) {
         simdgroup_multiply_accumulate(mixed.sums[p][s], step, weights[p][k], mixed.sums[p][s]);
       }
     }
@@ -200,8 +201,8 @@ inline void mix_split(
   for (int chunk = split; chunk <= last / KEY_CHUNK; chunk += SPLITS) {
     mix_chunk(mixed, queries, keys, values, chunk, last, lane);
   }
-  for (int p = 0; p < PAIR_TILES; p++) {
-    for (int i = 0; i < 2; i++) mixed.total[p][i] = sum_of_pair(mixed.total[p][i]);
+  UNROLL for (int p = 0; p < PAIR_TILES; p++) {
+    UNROLL for (int i = 0; i < 2; i++) mixed.total[p][i] = sum_of_pair(mixed.total[p][i]);
   }
 }
 

@@ -32,16 +32,16 @@
   load_queries(queries, tile, q, table, kv_head, lane);
   mix_split(sums, queries, keys + place, values + place, split, tile.last, lane);
 
-  for (int p = 0; p < PAIR_TILES; p++) {
-    for (int i = 0; i < 2; i++) {
+  UNROLL for (int p = 0; p < PAIR_TILES; p++) {
+    UNROLL for (int i = 0; i < 2; i++) {
       const int pair = TILE * p + lane_row(lane) + i;
       if (!is_pair(tile, pair)) continue;
       const int head = kv_head * GROUP + pair % GROUP;
       const int part = (pair_row(tile, pair) * NUM_HEADS + head) * SPLITS + split;
       device float* to = mixed + part * HEAD_DIM + lane_output(lane) * STEPS;
-      for (int s = 0; s < STEPS; s += WIDE) {
+      UNROLL for (int s = 0; s < STEPS; s += WIDE) {
         vec<float, WIDE> stored;
-        for (int j = 0; j < WIDE; j++) stored[j] = sums.sums[p][s + j].thread_elements()[i];
+        UNROLL for (int j = 0; j < WIDE; j++) stored[j] = sums.sums[p][s + j].thread_elements()[i];
         *(device vec<float, WIDE>*)(to + s) = stored;
       }
       if (lane_output(lane) == 0) {

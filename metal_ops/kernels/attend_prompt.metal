@@ -30,12 +30,12 @@
   clear(whole);
   for (int split = 0; split < min(SPLITS, tile.last / KEY_CHUNK + 1); split++) {
     mix_split(split_sums, queries, keys + place, values + place, split, tile.last, lane);
-    for (int p = 0; p < PAIR_TILES; p++) {
-      for (int i = 0; i < 2; i++) {
+    UNROLL for (int p = 0; p < PAIR_TILES; p++) {
+      UNROLL for (int i = 0; i < 2; i++) {
         const Fold fold = fold_of(whole.highest[p][i], split_sums.highest[p][i]);
         whole.highest[p][i] = fold.highest;
         whole.total[p][i] = folded(whole.total[p][i], split_sums.total[p][i], fold);
-        for (int s = 0; s < STEPS; s++) {
+        UNROLL for (int s = 0; s < STEPS; s++) {
           const float before = whole.sums[p][s].thread_elements()[i];
           const float part = split_sums.sums[p][s].thread_elements()[i];
           whole.sums[p][s].thread_elements()[i] = folded(before, part, fold);
@@ -44,8 +44,8 @@
     }
   }
 
-  for (int p = 0; p < PAIR_TILES; p++) {
-    for (int i = 0; i < 2; i++) {
+  UNROLL for (int p = 0; p < PAIR_TILES; p++) {
+    UNROLL for (int i = 0; i < 2; i++) {
       const int pair = TILE * p + lane_row(lane) + i, row = pair_row(tile, pair);
       if (!is_pair(tile, pair)) continue;
       const int head = kv_head * GROUP + pair % GROUP;
@@ -53,12 +53,12 @@
       if (queries.positions[p][i] == 0) {
         load_run(run, values + first_place(table, row, kv_head) + lane_output(lane) * STEPS);
       } else {
-        for (int s = 0; s < STEPS; s++) run[s] = T(whole.sums[p][s].thread_elements()[i] / whole.total[p][i]);
+        UNROLL for (int s = 0; s < STEPS; s++) run[s] = T(whole.sums[p][s].thread_elements()[i] / whole.total[p][i]);
       }
       device T* to = out + (row * NUM_HEADS + head) * HEAD_DIM + lane_output(lane) * STEPS;
-      for (int s = 0; s < STEPS; s += WIDE) {
+      UNROLL for (int s = 0; s < STEPS; s += WIDE) {
         vec<T, WIDE> stored;
-        for (int j = 0; j < WIDE; j++) stored[j] = run[s + j];
+        UNROLL for (int j = 0; j < WIDE; j++) stored[j] = run[s + j];
         *(device vec<T, WIDE>*)(to + s) = stored;
       }
     }

@@ -5,6 +5,7 @@
 // rewrites what no macro can. It needs no header of CUDA's: so it compiles in a fraction of their time, and where only
 // the compiler is installed. Ampere or later, which have bfloat and its tensor cores; rounding to nearest everywhere,
 // and no approximate functions.
+#define UNROLL _Pragma("unroll")
 #define INFINITY __int_as_float(0x7f800000)
 #define EVERY_LANE 0xffffffffu
 

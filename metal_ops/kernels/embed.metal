@@ -10,10 +10,10 @@
 #if BITS
 #define VALUES (32 / BITS)
 #define MASK ((1u << BITS) - 1)
-#define WEIGHT_BUFFERS device const uint *codes, device const W *scales, device const W *biases,
+#define WEIGHT_BUFFERS device const uint *weight_codes, device const W *weight_scales, device const W *weight_biases,
 #else
 #define VALUES VECTOR
-#define WEIGHT_BUFFERS device const W *weight,
+#define WEIGHT_BUFFERS device const W *weight_values,
 #endif
 
 [[kernel, max_total_threads_per_threadgroup(THREADS)]] void embed(
@@ -28,11 +28,11 @@
   const uint place = uint(tokens[t]) * WIDTH + at;
   out += t * WIDTH + at;
 #if BITS
-  const uint word = codes[place / VALUES];
-  const float scale = float(scales[place / GROUP_SIZE]);
-  const float bias = float(biases[place / GROUP_SIZE]);
+  const uint word = weight_codes[place / VALUES];
+  const float scale = float(weight_scales[place / GROUP]);
+  const float bias = float(weight_biases[place / GROUP]);
 #else
-  const vec<W, VECTOR> loaded = *(device const vec<W, VECTOR>*)(weight + place);
+  const vec<W, VECTOR> loaded = *(device const vec<W, VECTOR>*)(weight_values + place);
 #endif
   for (int first = 0; first < VALUES; first += VECTOR) {
     vec<T, VECTOR> values;

@@ -1,6 +1,6 @@
 // gate_up: out[t, n] = round(silu(round(w1[n] . x[t])) * round(w3[n] . x[t])), the first half of a feed-forward.
 //
-// Grid: (tiles of OUTPUTS outputs, tiles of ROWS rows); CHUNKS SIMD-groups, a chunk of K each. Called by
+// Grid: (tiles of ROWS rows, tiles of OUTPUTS outputs); CHUNKS SIMD-groups, a chunk of K each. Called by
 // metal_ops/matmul.py. As matmul, with both weights of an output in one threadgroup, so that neither half is written
 // to memory. Twice 8 KB of threadgroup memory at most. Moves both weights once for each tile of rows.
 
@@ -14,7 +14,7 @@
     uint lane [[thread_index_in_simdgroup]],
     uint chunk [[simdgroup_index_in_threadgroup]]) {
   threadgroup float gates[CHUNKS][ROWS * OUTPUTS], ups[CHUNKS][ROWS * OUTPUTS];
-  const int first_output = group.x * OUTPUTS, first_row = group.y * ROWS;
+  const int first_output = group.y * OUTPUTS, first_row = group.x * ROWS;
   LaneRows rows[ROW_TILES];
   find_rows(rows, x, first_row, lane);
   WeightRow gate[OUTPUT_TILES], up[OUTPUT_TILES];

@@ -2,7 +2,9 @@
 //
 // A threadgroup makes the sums of OUTPUTS outputs and ROWS rows, each of its SIMD-groups those over one of CHUNKS
 // chunks of K; after a barrier the chunks are added in order. CHUNKS depends on the weight's shape alone, and every
-// product goes through simdgroup matrices at every width: a row's bits never depend on its company.
+// product goes through simdgroup matrices at every width: a row's bits never depend on its company. A round of one row
+// pays for that with 7 of 8 columns idle, which weights read from memory hide as long as a chip has arithmetic to spare:
+// reckoned, not measured, an M4 Max has for bf16 and 8 bits, and nearly for 4. On a Mac that is what to measure first.
 //
 // Weights are plain values of type W, or MLX's codes of BITS bits with a scale and a bias of type S for each GROUP of K.
 // A packed weight is code * scale + bias, so a group's part of a sum is scale * (codes . x) + bias * (sum of x): the
@@ -55,23 +57,23 @@ inline void load_weights(thread WeightsBlock& block, thread const WeightRow& row
   vec<T, 4> low, high;
 #if BITS == 4
   const uint word = row.codes[at / 8];
-  for (int j = 0; j < 4; j++) {
+  UNROLL for (int j = 0; j < 4; j++) {
     const vec<T, 2> two = to_values((word >> (4 * j)) & 0x000f000fu);
     low[j] = two[0];
     high[j] = two[1];
   }
 #elif BITS == 8
   const uint2 words = *(device const uint2*)(row.codes + at / 4);
-  for (int j = 0; j < 4; j++) {
+  UNROLL for (int j = 0; j < 4; j++) {
     low[j] = T(float((words.x >> (8 * j)) & 0xffu));
     high[j] = T(float((words.y >> (8 * j)) & 0xffu));
   }
 #else
   const vec<W, 4> a = *(device const vec<W, 4>*)(row.values + at);
   const vec<W, 4> b = *(device const vec<W, 4>*)(row.values + at + 4);
-  for (int j = 0; j < 4; j++) {
-    low[j] = T(a[j]);
-    high[j] = T(b[j]);
+  UNROLL for (int j = 0; j < 4; j++) {
+    low[j] = T(float(a[j]));
+    high[j] = T(float(b[j]));
   }
 #endif
   set_weights(block, low, high);
@@ -86,57 +88,55 @@ inline void sum_chunk(
     int chunk,
     uint lane) {
   Sums sums[ROW_TILES][OUTPUT_TILES];
-  for (int r = 0; r < ROW_TILES; r++) {
-    for (int o = 0; o < OUTPUT_TILES; o++) sums[r][o] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  UNROLL for (int r = 0; r < ROW_TILES; r++) {
+    UNROLL for (int o = 0; o < OUTPUT_TILES; o++) sums[r][o] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
   const int span = UNIT / 4, end = chunk_start(chunk + 1);
   for (int unit = chunk_start(chunk); unit < end; unit++) {
-    const int k = unit * UNIT;
-    RowsBlock rows[ROW_TILES][UNIT / BLOCK];
-    for (int r = 0; r < ROW_TILES; r++) {
-      for (int b = 0; b < UNIT / BLOCK; b++) load_rows(rows[r][b], x[r], k + 8 * b, span, lane);
-    }
 #if BITS
+    Sums products[ROW_TILES][OUTPUT_TILES];
     float2 totals[ROW_TILES];
-    for (int r = 0; r < ROW_TILES; r++) {
-      totals[r] = sum_rows(rows[r][0]);
-      for (int b = 1; b < UNIT / BLOCK; b++) totals[r] += sum_rows(rows[r][b]);
+    UNROLL for (int r = 0; r < ROW_TILES; r++) {
+      UNROLL for (int o = 0; o < OUTPUT_TILES; o++) products[r][o] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      totals[r] = float2(0.0f);
     }
-#endif
-    for (int o = 0; o < OUTPUT_TILES; o += TILES_AT_ONCE) {
-#if BITS
-      Sums products[ROW_TILES][TILES_AT_ONCE];
-      for (int r = 0; r < ROW_TILES; r++) {
-        for (int i = 0; i < TILES_AT_ONCE; i++) products[r][i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      }
-#define ADD_TO products[r]
 #else
-#define ADD_TO sums[r] + o
+    // Without groups there is nothing between a product and the chunk's sum.
+#define products sums
 #endif
-      for (int b = 0; b < UNIT / BLOCK; b++) {
-        WeightsBlock blocks[TILES_AT_ONCE];
-        for (int i = 0; i < TILES_AT_ONCE; i++) {
-          load_weights(blocks[i], weights[o + i], k + lane_quarter(lane) * span + 8 * b);
-        }
-        for (int r = 0; r < ROW_TILES; r++) multiply(ADD_TO, blocks, rows[r][b]);
-      }
+    // One block at a time, so that few values of rows and weights are held.
+    UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
+      const int k = unit * UNIT + 8 * b;
+      RowsBlock rows[ROW_TILES];
+      UNROLL for (int r = 0; r < ROW_TILES; r++) {
+        load_rows(rows[r], x[r], k, span, lane);
 #if BITS
-      for (int t = 0; t < TILES_AT_ONCE; t++) {
-        const float scale = float(weights[o + t].scales[unit]), bias = float(weights[o + t].biases[unit]);
-        for (int r = 0; r < ROW_TILES; r++) {
-          thread Sums& to = sums[r][o + t];
-          for (int i = 0; i < 2; i++) {
-            const float scaled = fma(scale, products[r][t].thread_elements()[i], to.thread_elements()[i]);
-            to.thread_elements()[i] = fma(bias, totals[r][i], scaled);
-          }
+        totals[r] += sum_rows(rows[r]);
+#endif
+      }
+      UNROLL for (int o = 0; o < OUTPUT_TILES; o += TILES_AT_ONCE) {
+        WeightsBlock blocks[TILES_AT_ONCE];
+        UNROLL for (int i = 0; i < TILES_AT_ONCE; i++) {
+          load_weights(blocks[i], weights[o + i], k + lane_quarter(lane) * span);
+        }
+        UNROLL for (int r = 0; r < ROW_TILES; r++) multiply(products[r] + o, blocks, rows[r]);
+      }
+    }
+#if BITS
+    UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {
+      const float scale = float(weights[o].scales[unit]), bias = float(weights[o].biases[unit]);
+      UNROLL for (int r = 0; r < ROW_TILES; r++) {
+        UNROLL for (int i = 0; i < 2; i++) {
+          const float scaled = fma(scale, products[r][o].thread_elements()[i], sums[r][o].thread_elements()[i]);
+          sums[r][o].thread_elements()[i] = fma(bias, totals[r][i], scaled);
         }
       }
-#endif
     }
+#endif
   }
-  for (int o = 0; o < OUTPUT_TILES; o++) {
-    for (int r = 0; r < ROW_TILES; r++) {
-      for (int i = 0; i < 2; i++) {
+  UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {
+    UNROLL for (int r = 0; r < ROW_TILES; r++) {
+      UNROLL for (int i = 0; i < 2; i++) {
         const int row = TILE * r + lane_row(lane) + i;
         partial[row * OUTPUTS + TILE * o + lane_output(lane)] = sums[r][o].thread_elements()[i];
       }
@@ -146,9 +146,9 @@ inline void sum_chunk(
 
 // The lane's rows of a tile that starts at first_row. Those beyond the last take it again, and are not stored.
 inline void find_rows(thread LaneRows (&rows)[ROW_TILES], device const T* x, int first_row, uint lane) {
-  for (int r = 0; r < ROW_TILES; r++) {
+  UNROLL for (int r = 0; r < ROW_TILES; r++) {
     const int row = first_row + TILE * r + loaded_row(lane);
-    for (int i = 0; i < LANE_ROWS; i++) rows[r].at[i] = x + size_t(min(row + i, NUM_ROWS - 1)) * DEPTH;
+    UNROLL for (int i = 0; i < LANE_ROWS; i++) rows[r].at[i] = x + size_t(min(row + i, NUM_ROWS - 1)) * DEPTH;
   }
 }
 

@@ -1,6 +1,6 @@
 // project: q, k and v, the products of x with three weights, as three matmuls would make them.
 //
-// Grid: (tiles of OUTPUTS outputs of q, then of k, then of v; tiles of ROWS rows); CHUNKS SIMD-groups, a chunk of K
+// Grid: (tiles of ROWS rows; tiles of OUTPUTS outputs of q, then of k, then of v); CHUNKS SIMD-groups, a chunk of K
 // each. Called by metal_ops/matmul.py once an attention layer. As matmul; one launch, because k and v alone have too
 // few output tiles to keep a GPU busy. Moves each weight once for each tile of rows.
 
@@ -17,7 +17,7 @@
     uint lane [[thread_index_in_simdgroup]],
     uint chunk [[simdgroup_index_in_threadgroup]]) {
   threadgroup float partial[CHUNKS][ROWS * OUTPUTS];
-  const int first_row = group.y * ROWS, tile = group.x;
+  const int first_row = group.x * ROWS, tile = group.y;
   const bool is_q = tile < Q_TILES, is_k = !is_q && tile < Q_TILES + KV_TILES;
   const int first_output = (is_q ? tile : is_k ? tile - Q_TILES : tile - Q_TILES - KV_TILES) * OUTPUTS;
   const int num_outputs = is_q ? Q_OUTPUTS : KV_OUTPUTS;

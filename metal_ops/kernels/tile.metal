@@ -30,15 +30,15 @@ inline int loaded_row(uint lane) { return lane_row(lane); }
 // Rows of x from k on. Quarters of the block lie `span` apart.
 inline void load_rows(thread RowsBlock& block, thread const LaneRows& x, int k, int span, uint lane) {
   const int at = k + lane_output(lane) / 2 * span + lane_output(lane) % 2 * 4;
-  for (int i = 0; i < LANE_ROWS; i++) {
+  UNROLL for (int i = 0; i < LANE_ROWS; i++) {
     const vec<T, 4> values = *(device const vec<T, 4>*)(x.at[i] + at);
-    for (int j = 0; j < 4; j++) block.steps[j].thread_elements()[i] = values[j];
+    UNROLL for (int j = 0; j < 4; j++) block.steps[j].thread_elements()[i] = values[j];
   }
 }
 
 // The lane's 8 values of its output's weights.
 inline void set_weights(thread WeightsBlock& block, vec<T, 4> low, vec<T, 4> high) {
-  for (int j = 0; j < 4; j++) {
+  UNROLL for (int j = 0; j < 4; j++) {
     block.steps[j].thread_elements()[0] = low[j];
     block.steps[j].thread_elements()[1] = high[j];
   }
@@ -46,7 +46,7 @@ inline void set_weights(thread WeightsBlock& block, vec<T, 4> low, vec<T, 4> hig
 
 // sums, weights: of TILES_AT_ONCE tiles.
 inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread RowsBlock& rows) {
-  for (int j = 0; j < 4; j++) {
+  UNROLL for (int j = 0; j < 4; j++) {
     simdgroup_multiply_accumulate(sums[0], weights[0].steps[j], rows.steps[j], sums[0]);
   }
 }
@@ -54,11 +54,11 @@ inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread Row
 // What a block of rows adds up to over its 32 of K, for the lane's two rows: the same bits in every lane of a row.
 inline float2 sum_rows(thread RowsBlock& block) {
   float2 sum = float2(0.0f);
-  for (int j = 0; j < 4; j++) {
+  UNROLL for (int j = 0; j < 4; j++) {
     sum.x += float(block.steps[j].thread_elements()[0]);
     sum.y += float(block.steps[j].thread_elements()[1]);
   }
-  for (int i = 0; i < 3; i++) {
+  UNROLL for (int i = 0; i < 3; i++) {
     sum.x += simd_shuffle_xor(sum.x, column_bit(i));
     sum.y += simd_shuffle_xor(sum.y, column_bit(i));
   }

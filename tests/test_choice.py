@@ -1,0 +1,134 @@
+"""Which shapes the hand-written kernels take, and which go to reference(): pure functions."""
+
+import pytest
+from tinygrad import dtypes
+
+from metal_ops.attention import attend_kernels
+from metal_ops.contract.limits import exceeded
+from metal_ops.conv import conv_kernel
+from metal_ops.experts import expert_down_kernel, expert_gate_up_kernel
+from metal_ops.matmul import gate_up_kernel, matmul_kernel, project_kernel
+from metal_ops.norm import norm_kernel
+from metal_ops.products import WeightKind, num_chunks, num_row_tiles
+from metal_ops.qk import qk_kernel
+from metal_ops.route import route_kernel
+from metal_ops.table import Capacity
+
+F32, F16, BF16, I32 = dtypes.float32, dtypes.float16, dtypes.bfloat16, dtypes.int32
+ONE = Capacity(1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "hidden, heads, kv_heads, ffn, vocab",
+    [
+        (1024, 16, 8, 4608, 65536),
+        (1536, 24, 8, 6912, 65536),
+        (2048, 32, 8, 8192, 65536),
+        (2560, 32, 8, 10752, 128000),
+        (2048, 32, 8, 7168, 128000),
+        (2048, 32, 8, 11776, 124928),
+    ],
+)
+@pytest.mark.parametrize("bits", [0, 4, 8])
+@pytest.mark.parametrize("rows", [1, 32, 512])
+def test_published_shapes_have_kernels(hidden, heads, kv_heads, ffn, vocab, bits, rows):
+    """350M to 24B-A2B, plain and in groups of 64, one row and a chunk."""
+
+    def weight(*shape):
+        return WeightKind(shape, BF16, bits, 64 if bits else 0)
+
+    capacity, head_dim = Capacity(rows, 1, 1), hidden // heads
+    pool = (262144, kv_heads, head_dim)
+    q, kv = weight(hidden, hidden), weight(kv_heads * head_dim, hidden)
+    kernels = [
+        matmul_kernel(rows, weight(3 * hidden, hidden), BF16, BF16),
+        matmul_kernel(1, weight(vocab, hidden), BF16, F32),
+        matmul_kernel(rows, weight(hidden, ffn), BF16, BF16),
+        gate_up_kernel(rows, weight(ffn, hidden), weight(ffn, hidden), BF16),
+        project_kernel(rows, q, kv, kv, BF16),
+        conv_kernel(capacity, (9, 64, hidden), 3, BF16, BF16, None),
+        qk_kernel(capacity, heads, pool, 262144, 1e-5, BF16, BF16, BF16, BF16),
+        norm_kernel(rows, hidden, BF16, BF16, 1e-5, True, 4, None),
+        route_kernel(rows, weight(64, hidden), BF16, 4, True, True, 1.0),
+        expert_gate_up_kernel(rows, 4, weight(64, 1536, hidden), weight(64, 1536, hidden), BF16),
+        expert_down_kernel(rows * 4, weight(64, hidden, 1536), BF16),
+        *(attend_kernels(capacity, heads, pool, head_dim**-0.5, BF16, BF16) or [None]),
+    ]
+    assert None not in kernels
+    assert [fault for kernel in kernels for fault in exceeded(kernel)] == []
+
+
+@pytest.mark.parametrize(
+    "weight, dtype, is_served",
+    [
+        (WeightKind((97, 96), BF16), BF16, True),
+        (WeightKind((97, 96), BF16), F32, True),
+        (WeightKind((97, 67), BF16), BF16, False),  # depth is no whole blocks
+        (WeightKind((97, 96), F32), BF16, True),
+        (WeightKind((97, 96), BF16), F16, True),
+        (WeightKind((97, 128), F16, 4, 32), BF16, True),
+        (WeightKind((97, 128), BF16, 5, 64), BF16, False),
+        (WeightKind((97, 128), BF16, 4, 64), I32, False),
+    ],
+)
+def test_weights_that_products_take(weight, dtype, is_served):
+    kernels = [
+        matmul_kernel(5, weight, dtype, F32),
+        gate_up_kernel(5, weight, weight, dtype),
+        project_kernel(5, weight, weight, weight, dtype),
+    ]
+    assert [kernel is not None for kernel in kernels] == [is_served] * 3
+
+
+def test_weights_stored_in_two_ways_are_not_joined():
+    plain, packed = WeightKind((64, 64), BF16), WeightKind((64, 64), BF16, 4, 32)
+    assert gate_up_kernel(1, plain, packed, BF16) is None
+    assert project_kernel(1, plain, packed, packed, BF16) is None
+    assert project_kernel(1, plain, plain, packed, BF16) is None
+
+
+def test_the_chunks_of_a_sum_depend_on_the_weight_alone():
+    assert num_chunks(WeightKind((8, 2048), BF16)) == 8
+    assert num_chunks(WeightKind((8, 96), BF16)) == 3
+    assert num_chunks(WeightKind((8, 256), BF16, 4, 128)) == 2
+    sources = [
+        matmul_kernel(rows, WeightKind((64, 2048), BF16), BF16, BF16).source for rows in (1, 9, 512)
+    ]
+    assert all("#define CHUNKS 8\n" in source for source in sources)
+    assert [num_row_tiles(rows) for rows in (1, 8, 9, 16, 17, 32, 512)] == [1, 1, 2, 2, 4, 4, 4]
+
+
+def test_what_other_kernels_refuse():
+    ring = (3, 8, 64)
+    assert conv_kernel(ONE, ring, 3, BF16, BF16, None)
+    assert conv_kernel(ONE, (3, 8, 66), 3, BF16, BF16, None) is None
+    assert conv_kernel(ONE, (3, 16, 64), 9, BF16, BF16, None) is None
+    pool = (64, 2, 16)
+    assert qk_kernel(ONE, 4, pool, 64, 1e-5, BF16, BF16, BF16, BF16)
+    assert qk_kernel(ONE, 4, (64, 2, 15), 64, 1e-5, BF16, BF16, BF16, BF16) is None
+    assert qk_kernel(ONE, 4, pool, 64, 1e-5, BF16, F32, BF16, BF16) is None
+    assert qk_kernel(ONE, 4, pool, 64, 1e-5, BF16, BF16, BF16, F32) is None
+    assert norm_kernel(1, 96, BF16, BF16, 1e-5, False, 0, None)
+    assert norm_kernel(1, 97, BF16, BF16, 1e-5, False, 0, None) is None
+    assert norm_kernel(1, 96, I32, BF16, 1e-5, False, 0, None) is None
+
+
+def test_attention_takes_heads_of_multiples_of_16():
+    def served(num_heads, head_dim, kv_heads=2, pool_dtype=F16):
+        pool = (64, kv_heads, head_dim)
+        return attend_kernels(ONE, num_heads, pool, 1.0, F16, pool_dtype) is not None
+
+    assert [dim for dim in range(8, 161, 8) if served(4, dim)] == list(range(16, 129, 16))
+    assert [n for n in (1, 2, 15, 16, 17, 32) if served(n, 64, kv_heads=1)] == [1, 2, 15, 16]
+    assert not served(4, 16, pool_dtype=F32)
+
+
+def test_attention_splits_few_rows_only():
+    names = [
+        [
+            kernel.name.rpartition("_")[0].split("_")[1]
+            for kernel in attend_kernels(Capacity(rows, 1, 1), 4, (64, 2, 64), 1.0, F16, F16)
+        ]
+        for rows in (32, 64)
+    ]
+    assert names == [["partial", "merge"], ["prompt"]]
