@@ -1,11 +1,13 @@
 """What is no fault of a kernel: damaged files of the cache, a compiler that cannot run, a full
-disk.
+disk, a user who waits no longer.
 """
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,18 @@ from metal_ops.emulated_metal import compile, run
 out = np.zeros(4, np.int32)
 run(compile('''{SOURCE}''')["f"], 1, 4, out)
 print(*out)
+"""
+ENDLESS = """
+import sys
+import numpy as np
+from metal_ops.emulated_metal import compile, run
+kernel = compile('''#include <metal_stdlib>
+using namespace metal;
+kernel void f(device atomic_int* count) {
+  while (atomic_fetch_add_explicit(count, 0, memory_order_relaxed) < 100000000) {}
+}''')["f"]
+print("ready", flush=True)
+run(kernel, 1, 1, np.zeros(1, np.int32))
 """
 
 
@@ -125,3 +139,28 @@ def test_files_that_cannot_be_kept_are_no_fault_of_the_source(tmp_path, monkeypa
     monkeypatch.setattr(toolchain, "_cache", lambda: tmp_path / "gone")
     with pytest.raises(ToolchainError, match="gone.*: No such file or directory$"):
         compile(SOURCE)
+
+
+def test_a_second_interrupt_ends_a_kernel_that_loops_for_ever(warm):
+    with python(ENDLESS, warm) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            # The first one is kept for when the launch ends.
+            process.wait(0.5)
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(5) == -signal.SIGINT
+        finally:
+            process.kill()
+
+
+def test_an_interrupt_is_raised_when_the_launch_ends(warm):
+    long = ENDLESS.replace("(count, 0", "(count, 1")
+    with python(long, warm) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
