@@ -15,7 +15,8 @@ from metal_ops.contract import report
 from metal_ops.contract import tap as contract_of_tap
 from metal_ops.contract.__main__ import main as contract_main
 from metal_ops.contract.case import Control
-from metal_ops.emulated_metal import MetalCompileError
+from metal_ops.emulated_metal import ToolchainError, build
+from metal_ops.emulated_metal.toolchain import Toolchain
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator runs on Linux only")
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,7 +88,10 @@ def test_a_failing_kernel_is_code_1(command, tap):
     [
         (("--device", "CPU"), "CPU has no hand-written kernels; METAL and CUDA have"),
         (("--device", "foo"), "FOO has no hand-written kernels; METAL and CUDA have"),
+        (("--device", "METAL:x"), "'METAL:x' names no device: expected one such as METAL"),
+        (("--device", ""), "'' names no device: expected one such as METAL"),
         (("--only", "nix"), "there is no kernel 'nix'; there are tap"),
+        (("--only", "tapp"), "there is no kernel 'tapp' (near it: tap); there are tap"),
     ],
 )
 def test_what_is_not_there_is_one_line_and_code_2(command, tap, arguments, error):
@@ -98,12 +102,75 @@ def test_what_is_not_there_is_one_line_and_code_2(command, tap, arguments, error
 
 def test_no_compiler_is_one_line(command, tap, monkeypatch):
     def refuse():
-        raise MetalCompileError("no clang 17\nor newer")
+        raise ToolchainError("no clang 17\nor newer")
 
     monkeypatch.setattr(report, "find_toolchain", refuse)
     code, output, errors = command("--only", "tap")
     assert (code, output) == (1, "")
     assert errors == "Error: METAL is emulated here, which needs clang: no clang 17 or newer\n"
+
+
+def test_a_failing_compiler_is_one_line_and_says_nothing_of_kernels(command, tap, monkeypatch):
+    def failing():
+        return Toolchain(("false",), ("false",), ("false",), "clang version 19, failing")
+
+    monkeypatch.setattr(build, "find_toolchain", failing)
+    code, output, errors = command()
+    assert code == 1 and not re.search("FAIL|MISSED|SUMMARY", output)
+    assert errors == (
+        "Error: cannot compile here, which says nothing of the kernels: "
+        "false failed with status 1\n"
+    )
+
+
+def test_names_of_kernels(command, tap):
+    tap(name="tap 4-bit")
+    assert command("--list") == (0, "tap 4-bit\n", "")
+    assert command("--list", "--only", "Tap 4-Bit") == (0, "tap 4-bit\n", "")
+    # A name with a blank in it is quoted, so that it can be copied.
+    code, _, errors = command("--only", "Nix")
+    assert (code, errors) == (2, "Error: there is no kernel 'Nix'; there are 'tap 4-bit'\n")
+
+
+def test_help_is_h_too(command):
+    code, output, _ = command("-h")
+    assert code == 0 and "--only NAME" in output
+
+
+def test_progress_counts_kernels():
+    (contract,) = contract_of_tap.contracts()
+    short = replace(contract, cases=contract.cases[:1], rows=(), controls=())
+    shown = []
+    report.open_device("METAL", lambda line: None)
+    report.verify([short, short], "METAL", lambda line: None, shown.append)
+    assert shown[0] == "1 of 2 tap: builds" and shown[-1] == "2 of 2 tap: limits"
+
+
+def contract_into(output, *arguments):
+    """The exit code and standard error of the contract's command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "metal_ops.contract", *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--list"], ["--help"]])
+def test_an_output_that_is_full_is_one_line(arguments):
+    with open("/dev/full", "w") as full:
+        code, errors = contract_into(full, *arguments)
+    assert code == 1 and len(errors.splitlines()) == 1
+    assert errors.startswith("Error: ") and "No space left on device" in errors
+
+
+def test_an_output_that_nobody_reads_is_quiet():
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert contract_into(writer, "--list") == (141, "")
+    os.close(writer)
 
 
 @pytest.mark.parametrize("words", [["metal_ops.contract"], ["lfm2", "verify"]])

@@ -12,7 +12,7 @@ from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 from metal_ops.contract.report import contracts
 from metal_ops.cuda import translate
-from metal_ops.emulated_metal import MetalCompileError
+from metal_ops.emulated_metal import ToolchainError
 from metal_ops.emulated_metal.toolchain import find_toolchain
 from metal_ops.kernel import HEAD, OLDEST_CUDA, Argument, Kernel, Target, compose
 
@@ -34,7 +34,7 @@ def compiler():
 def clang_compiler():
     try:
         clang = find_toolchain().clang
-    except MetalCompileError as error:
+    except ToolchainError as error:
         pytest.skip(f"neither NVRTC nor clang: {error}")
     flags = ("-x", "cuda", f"--cuda-gpu-arch=sm_{OLDEST_CUDA}", "--cuda-device-only")
     alone = ("-nocudainc", "-nocudalib", "-fsyntax-only", "-include", str(DECLARATIONS), "-")

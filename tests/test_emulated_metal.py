@@ -360,8 +360,9 @@ def test_two_processes_fill_one_cache(tmp_path, monkeypatch):
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         got = pool.map(compile_and_run, [source] * 2, chunksize=1)
     assert got == [[0, 1, 4, 9]] * 2
-    kept = sorted(path.suffix for path in (tmp_path / "lfm2" / "emulated_metal").iterdir())
-    assert kept == sorted([".ii", ".json", ".pch", ".pch", ".so", ".so"])
+    kept = (tmp_path / "lfm2" / "emulated_metal").iterdir()
+    suffixes = sorted(path.suffix for path in kept if path.is_file() and path.suffix != ".sum")
+    assert suffixes == [".ii", ".json", ".pch", ".pch", ".so", ".so"]
 
 
 def program(folder, name, text):

@@ -394,6 +394,12 @@ def test_a_checked_launch_names(fault, order):
     )
 
 
+def test_code_that_the_compiler_joined_is_named_by_a_line_near_it():
+    body = "\n    if (t % 2) out[t + two] = 1;\n    else out[t + two] = 2;\n"
+    with pytest.raises(MetalLaunchError, match=r"write of 4 bytes near kernel.metal:\d+: buffer 0"):
+        launch(kernel(body))
+
+
 # What no message can name shows as NaN.
 UNDEFINED = {
     "private variable that one thread never sets": "float value; if (t != 5) value = x[t]; out[t] = value;",

@@ -5,14 +5,20 @@ import click
 from lfm2.cli.options import options
 from lfm2.cli.terminal import Terminal
 from lfm2.environment import settle_tinygrad
+from lfm2.errors import LFM2Error, RequestError
 from metal_ops.contract import report
+from metal_ops.contract.errors import ContractError, Refused
 
 
 @click.command()
 @options(
     click.option(
-        "--only", multiple=True, metavar="NAME", help="Just this kernel. Repeatable (all of them)."
+        "--only",
+        multiple=True,
+        metavar="NAME",
+        help="Just this kernel, as --list names them. Repeatable (all of them).",
     ),
+    click.option("--list", "is_list", is_flag=True, help="Print the names of the kernels."),
     click.option(
         "--device",
         default="METAL",
@@ -22,7 +28,7 @@ from metal_ops.contract import report
     ),
 )
 @click.pass_obj
-def verify(terminal: Terminal, only: tuple[str, ...], device: str) -> None:
+def verify(terminal: Terminal, only: tuple[str, ...], is_list: bool, device: str) -> None:
     """Proves the hand-written Metal kernels on this machine.
 
     Compiles every kernel, compares what it computes with its contract to the bound or the bit, and
@@ -39,8 +45,17 @@ def verify(terminal: Terminal, only: tuple[str, ...], device: str) -> None:
     def say(line: str) -> None:
         terminal.write(line + "\n")
 
-    chosen = report.choose(only, device)
-    is_proved = report.verify(chosen, report.open_device(device, say), say, terminal.show)
+    try:
+        chosen = report.choose(only, device)
+        if is_list:
+            say("\n".join(contract.name for contract in chosen))
+            return
+        device = report.open_device(device, say)
+        is_proved = report.verify(chosen, device, say, terminal.show)
+    except Refused as error:
+        raise RequestError(str(error)) from error
+    except ContractError as error:
+        raise LFM2Error(str(error)) from error
     terminal.wipe()
     if not is_proved:
         raise click.exceptions.Exit(1)

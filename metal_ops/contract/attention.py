@@ -97,6 +97,8 @@ def prompt(target: Target) -> Contract:
         make_case(parts, Capacity(48, 4, 4), STEEP),
         make_case(parts[:3], Capacity(42, 4, 4), Heads(2, 2, 32, F32)),
         make_case([Part(1, 57, 33)], Capacity(36, 2, 2), Heads(3, 1, 32, BF16)),
+        # Tiles that fill the launched threadgroups but for one.
+        make_case([Part(0, 9, 120)], Capacity(120, 1, 1), SMALL),
         make_case([Part(0, 567, 33)], Capacity(33, 1, 1), REAL, "reference"),
     ]
     whole = make_case(parts, Capacity(64, 4, 4), SMALL)
@@ -116,6 +118,12 @@ def prompt(target: Target) -> Contract:
             walk.format("split"),
             walk.format(from_last),
             "rows",
+        ),
+        Control(
+            "a threadgroup starts at the last tile of the one before",
+            "int(group.y) * SIMDGROUPS",
+            "int(group.y) * (SIMDGROUPS - 1)",
+            "shapes",
         ),
         Control(
             "padding takes the tile's value",

@@ -76,6 +76,10 @@ def contracts() -> list[Contract]:
         for i, (channels, num_taps, ring_size, spans) in enumerate(shapes)
         for j in (0, 1)
     ]
+    # A segment that fills the round: no launched run is to spare, as none is in a model's prompts.
+    for num_rows in (16, 24, 64):
+        filled = placed([(num_rows, num_rows)])
+        cases.append(case(64, 3, 16, filled, KINDS[1], num_padding=0, num_spare=0))
     decode, prompt = [(40, 1), (7, 1), (0, 1)], [(123, 1), (64, 21)]
     for spans in (decode, prompt):
         cases.append(case(2048, 3, 64, placed(spans), KINDS[1], "reference"))
@@ -91,6 +95,12 @@ def contracts() -> list[Contract]:
             "store_values(ring + ",
             "store_values(ring + (load_segment(table, 0).slot - segment.slot) * RING * CHANNELS + ",
             "rows",
+        ),
+        Control(
+            "a run starts at the last row of the one before",
+            "int(group.z) * RUN;",
+            "int(group.z) * (RUN - 1);",
+            "shapes",
         ),
         Control("memory decides what is before position 0", "position >= 0", "true", "shapes"),
         Control("the first run leaves its places", "if (first > 0) return", "return", "shapes"),

@@ -2,6 +2,7 @@
 
 Every fault is one line, `at <shape>: <what>`. A launch that fails is a fault of the gate that ran
 it; a text that does not compile is one of the gate "builds", and raises COMPILE_ERRORS in others.
+A compiler that fails itself is no kernel's fault: ToolchainError goes through every gate.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from metal_ops.contract.case import (
     stored,
 )
 from metal_ops.contract.limits import exceeded
-from metal_ops.emulated_metal import MetalCompileError, MetalLaunchError, compile
+from metal_ops.emulated_metal import MetalCompileError, MetalLaunchError, ToolchainError, compile
 from metal_ops.emulated_metal.build import read_kernels
 from metal_ops.emulated_metal.toolchain import find_toolchain
 from metal_ops.kernel import TYPES, Argument, Target, target_of
@@ -90,7 +91,7 @@ def has_clang() -> bool:
     """Whether texts can be read and compiled here apart from the device: always in emulation."""
     try:
         find_toolchain()
-    except MetalCompileError:
+    except ToolchainError:
         return False
     return True
 

@@ -4,11 +4,13 @@ What the commands that do so share: `python -m metal_ops.contract`, and `lfm2 ve
 """
 
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.metadata import version
 
-import click
 from tinygrad import Device
 
 from metal_ops.contract import (
@@ -25,13 +27,15 @@ from metal_ops.contract import (
     tap,
 )
 from metal_ops.contract.case import Contract, Control
+from metal_ops.contract.errors import ContractError, Refused
 from metal_ops.contract.gates import COMPILE_ERRORS, GATES, first_line, has_clang, planted
 from metal_ops.contract.limits import FAMILIES
-from metal_ops.emulated_metal import MetalCompileError, install
+from metal_ops.emulated_metal import ToolchainError, install
 from metal_ops.emulated_metal.toolchain import find_toolchain
 from metal_ops.kernel import DEVICES, OLDEST_CUDA, Target, has_kernels
 
 Say = Callable[[str], None]
+DEVICE = re.compile(r"[A-Z]\w*(:\d+)?", re.ASCII)
 # The modules that hold contracts.
 MODULES = (
     embed,
@@ -59,34 +63,42 @@ def contracts(target: Target = Target.METAL) -> list[Contract]:
     ]
 
 
-class Refused(click.ClickException):
-    """A kernel or a device that is asked for, and is not there."""
-
-    exit_code = 2
-
-
 def choose(names: Iterable[str], device: str) -> list[Contract]:
     """The contracts of these names for a device, each once; all of them if there are no names.
-    Raises Refused.
+    Case does not count. Raises Refused.
     """
     target = DEVICES.get(_kind(device), Target.METAL)
-    known = {contract.name: contract for contract in contracts(target)}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise Refused(f"there is no kernel {unknown[0]!r}; there are {', '.join(known)}")
-    return [known[name] for name in dict.fromkeys(names)] or list(known.values())
+    known = {contract.name.lower(): contract for contract in contracts(target)}
+    wanted = {name.lower(): name for name in names}
+    for name, given in wanted.items():
+        if name not in known:
+            near = _near(name, known)
+            raise Refused(f"there is no kernel {given!r}{near}; there are {_list(known)}")
+    return [known[name] for name in wanted] or list(known.values())
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """What may have been meant, as a part of a message."""
+    near = [one for one in known if name and name in one] or get_close_matches(name, known)
+    return f" (near it: {_list(near)})" if near else ""
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) if " " in name else name for name in names)
 
 
 def open_device(name: str, say: Say, order: str = "random", seed: int = 0) -> str:
     """Opens a device to run kernels on, METAL emulated where it is not a Mac's; its name.
 
     order, seed: of emulated threads. Raises Refused where no kernel runs on such a device,
-    ClickException where it cannot be opened.
+    ContractError where it cannot be opened.
     """
     device = name.upper()
     kind = _kind(device)
     # NULL computes nothing.
     computing = [known for known in DEVICES if known != "NULL"]
+    if not DEVICE.fullmatch(device):
+        raise Refused(f"{name!r} names no device: expected one such as METAL, CUDA or CUDA:1")
     if kind not in computing:
         have = "has" if len(computing) == 1 else "have"
         raise Refused(f"{device} has no hand-written kernels; {' and '.join(computing)} {have}")
@@ -96,14 +108,13 @@ def open_device(name: str, say: Say, order: str = "random", seed: int = 0) -> st
             emulator = install(checked=True)
             emulator.order, emulator.seed = order, seed
         target = Device[device].renderer.target
-    except MetalCompileError as error:
+    except ToolchainError as error:
         reason = f"METAL is emulated here, which needs clang: {one_line(error)}"
-        raise click.ClickException(reason) from error
+        raise ContractError(reason) from error
     except Exception as error:
-        reason = f"device {device} cannot be opened: {one_line(error)}"
-        raise click.ClickException(reason) from error
+        raise ContractError(f"device {device} cannot be opened: {one_line(error)}") from error
     if not has_kernels(device):
-        raise click.ClickException(f"{device} is {target}: kernels need sm_{OLDEST_CUDA} or later")
+        raise ContractError(f"{device} is {target}: kernels need sm_{OLDEST_CUDA} or later")
     if is_emulated(device):
         say(f"METAL: emulated on this machine's processor, checked, {order} order, seed {seed}")
     say(f"{target}, {platform.platform()}, tinygrad {version('tinygrad')}")
@@ -122,50 +133,82 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+@dataclass
+class Tally:
+    """What has been found so far."""
+
+    num_passed: int = 0
+    num_failed: int = 0
+    num_red: int = 0
+    num_missed: int = 0
+    num_limits: int = 0
+
+
 def verify(chosen: Iterable[Contract], device: str, say: Say, progress: Say) -> bool:
     """Runs every gate and every control of `chosen`; whether all passed and none was missed.
 
-    say: a line of the report. progress: what is being run, for a terminal.
+    say: a line of the report. progress: what is being run, for a terminal. Raises ContractError
+    where the compiler itself fails.
     """
     never_run = ", ".join(f"{f.name} ({f.chips})" for f in FAMILIES if not f.is_run)
     say(f"limits are from records; nobody has run {never_run}")
     if not has_clang():
         say("no clang here: arguments and threadgroup memory of the texts are not compared")
-    num_passed = num_failed = num_red = num_missed = num_limits = 0
-    for contract in chosen:
-        faults = {}
-        for gate, look in GATES.items():
-            progress(f"{contract.name}: {gate}")
-            try:
-                faults[gate] = list(look(contract, device))
-            except COMPILE_ERRORS as error:
-                faults[gate] = [f"nothing runs: {first_line(error)}"]
-            for fault in faults[gate]:
-                say(f"FAIL {gate} {contract.name}: {fault}")
-        num_limits += len(faults["limits"])
-        has_failed = any(faults.values())
-        num_failed += has_failed
-        num_passed += not has_failed
-        if not has_failed:
-            say(f"pass {contract.name}: {len(contract.kernels)} launches")
-        for control in contract.controls:
-            if control.is_race and not is_emulated(device):
-                say(f"skip {control.gate} {contract.name}: {control.what}: a race, for emulation")
-                continue
-            progress(f"{contract.name}: {control.what}")
-            is_seen, found = seen(contract, control, device)
-            num_red += is_seen
-            num_missed += not is_seen
-            word = "red" if is_seen else "MISSED"
-            say(f"{word} {control.gate} {contract.name}: {control.what}: {found}")
-    num_kernels, num_controls = num_passed + num_failed, num_red + num_missed
+    chosen, tally = list(chosen), Tally()
+    try:
+        for number, contract in enumerate(chosen, 1):
+            place = f"{number} of {len(chosen)} {contract.name}"
+            _look(contract, device, tally, say, lambda what: progress(f"{place}: {what}"))
+            _plant(contract, device, tally, say, lambda what: progress(f"{place}: {what}"))
+    except ToolchainError as error:
+        reason = f"cannot compile here, which says nothing of the kernels: {_cause(error)}"
+        raise ContractError(reason) from error
     say(
-        f"SUMMARY {num_kernels} kernels: {num_passed} pass gates 1-{len(GATES)}, "
-        f"{num_failed} fail; "
-        f"{num_controls} controls: {num_red} red as planted, {num_missed} missed; "
-        f"{num_limits} limit problems"
+        f"SUMMARY {len(chosen)} kernels: {tally.num_passed} pass gates 1-{len(GATES)}, "
+        f"{tally.num_failed} fail; {tally.num_red + tally.num_missed} controls: "
+        f"{tally.num_red} red as planted, {tally.num_missed} missed; "
+        f"{tally.num_limits} limit problems"
     )
-    return not num_failed and not num_missed
+    return not tally.num_failed and not tally.num_missed
+
+
+def _look(contract: Contract, device: str, tally: Tally, say: Say, progress: Say) -> None:
+    """Every gate."""
+    faults = {}
+    for gate, look in GATES.items():
+        progress(gate)
+        try:
+            faults[gate] = list(look(contract, device))
+        except COMPILE_ERRORS as error:
+            faults[gate] = [f"nothing runs: {first_line(error)}"]
+        for fault in faults[gate]:
+            say(f"FAIL {gate} {contract.name}: {fault}")
+    tally.num_limits += len(faults["limits"])
+    has_failed = any(faults.values())
+    tally.num_failed += has_failed
+    tally.num_passed += not has_failed
+    if not has_failed:
+        say(f"pass {contract.name}: {len(contract.kernels)} launches")
+
+
+def _plant(contract: Contract, device: str, tally: Tally, say: Say, progress: Say) -> None:
+    """Every control."""
+    for control in contract.controls:
+        if control.is_race and not is_emulated(device):
+            say(f"skip {control.gate} {contract.name}: {control.what}: a race, for emulation")
+            continue
+        progress(control.what)
+        is_seen, found = seen(contract, control, device)
+        tally.num_red += is_seen
+        tally.num_missed += not is_seen
+        word = "red" if is_seen else "MISSED"
+        say(f"{word} {control.gate} {contract.name}: {control.what}: {found}")
+
+
+def _cause(error: ToolchainError) -> str:
+    """Of all that a compiler said, the line that matters."""
+    lines = str(error).splitlines()
+    return next((line for line in lines if "error" in line), lines[0])
 
 
 def seen(contract: Contract, control: Control, device: str) -> tuple[bool, str]:

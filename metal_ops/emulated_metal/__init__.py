@@ -20,7 +20,7 @@ with the Metal library in `msl/`. `launch.py` loads and launches, with the C++ i
 
 from metal_ops.emulated_metal.bfloat import from_bfloat, to_bfloat
 from metal_ops.emulated_metal.device import Emulator, install
-from metal_ops.emulated_metal.errors import MetalCompileError, MetalLaunchError
+from metal_ops.emulated_metal.errors import MetalCompileError, MetalLaunchError, ToolchainError
 from metal_ops.emulated_metal.launch import Function, Library, compile, run
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Library",
     "MetalCompileError",
     "MetalLaunchError",
+    "ToolchainError",
     "compile",
     "from_bfloat",
     "install",

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from metal_ops.emulated_metal.declarations import declarations, tokenize
-from metal_ops.emulated_metal.errors import MetalCompileError
+from metal_ops.emulated_metal.errors import MetalCompileError, ToolchainError
 from metal_ops.emulated_metal.lint import check
 from metal_ops.emulated_metal.toolchain import cached, call, digest, find_toolchain
 from metal_ops.emulated_metal.translate import Buffer, Kernel, translate
@@ -115,9 +115,13 @@ def build_runtime() -> Path:
     """The shared object of the runtime."""
 
     def make(path: Path) -> None:
-        flags = ("-std=c++17", "-O2", "-g0", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti")
-        files = [str(file) for file in sorted(RUNTIME.glob("*.cpp"))]
-        call([*find_toolchain().whole, *flags, *files, "-o", str(path)])
+        flags = ("-std=c++17", "-O2", "-g0", "-fPIC", "-fno-exceptions", "-fno-rtti")
+        toolchain = find_toolchain()
+        compiled = []
+        for file in sorted(RUNTIME.glob("*.cpp")):
+            compiled.append(f"{file.stem}.o")
+            call([*toolchain.hosted, *flags, "-c", str(file), "-o", compiled[-1]], path.parent)
+        call([*toolchain.linker, "-shared", *compiled, "-o", path.name], path.parent)
 
     return cached(f"{digest('runtime', *_toolset(RUNTIME))}.so", make)
 
@@ -159,15 +163,21 @@ def _check_strictly(text: str, name: str, folder: Path) -> None:
 
 
 def _compile(flags: list[str], name: str, folder: Path) -> None:
+    """Raises MetalCompileError if clang finds fault with the source, ToolchainError if it fails
+    without naming a line of it.
+    """
     try:
         call([*find_toolchain().clang, *flags, name], folder)
-    except MetalCompileError as error:
-        raise MetalCompileError(_in_source(str(error), name)) from None
+    except ToolchainError as error:
+        told = _in_source(str(error), name)
+        if not told:
+            raise
+        raise MetalCompileError(told) from None
 
 
 def _in_source(messages: str, name: str) -> str:
     """clang's errors, each where the source causes it: one in the library moves to the note that
-    names the source.
+    names the source. None of them if no line of the source is named.
     """
     told: list[str] = []
     inside = ""
@@ -181,7 +191,7 @@ def _in_source(messages: str, name: str) -> str:
             inside = ""
         elif is_error:
             inside = f"error: {found['text']}"
-    return "\n".join(told) if told else messages.strip()
+    return "\n".join(told)
 
 
 def _with_header(flags: tuple[str, ...]) -> list[str]:

@@ -1,4 +1,6 @@
-"""What goes wrong with a kernel: it does not compile, or a launch of it fails."""
+"""What goes wrong with a kernel: it does not compile, or a launch of it fails; and with what
+compiles it.
+"""
 
 
 class MetalCompileError(Exception):
@@ -10,4 +12,10 @@ class MetalCompileError(Exception):
 class MetalLaunchError(Exception):
     """A launch breaks a limit, or a thread did what it must not; names kernel, file, line and
     thread.
+    """
+
+
+class ToolchainError(Exception):
+    """There is no compiler, it could not run, or what it makes cannot be kept: no source is at
+    fault.
     """

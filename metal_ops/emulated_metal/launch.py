@@ -17,7 +17,7 @@ from metal_ops.emulated_metal.translate import ENTRY, MAX_THREADS, THREADGROUP_B
 
 ORDERS = ("fifo", "reverse", "random")
 ERROR_BYTES = 2048
-CODE_PLACE = re.compile(r"\{pc:(0x[0-9a-f]+)\}")
+CODE_PLACE = re.compile(r"at \{pc:(0x[0-9a-f]+)\}")
 
 
 class Launch(ctypes.Structure):
@@ -117,7 +117,7 @@ class Function:
         return (
             line_at(self.library.shared_object, int(found[1], 16))
             if self.library.checked
-            else f"code {found[1]}"
+            else f"at code {found[1]}"
         )
 
     def _check(
@@ -157,7 +157,8 @@ def compile(
     """Compiles Metal source and loads its kernels.
 
     name: the file's, as messages give it. checked: every access to memory is checked, 3 to 5 times
-    slower. strict: also refuse what Apple's compiler would. Raises MetalCompileError.
+    slower. strict: also refuse what Apple's compiler would. Raises MetalCompileError, and
+    ToolchainError where it is not the source that fails.
     """
     kernels = read_kernels(source, name, strict)
     return Library(build_kernels(source, name, checked), kernels, checked)

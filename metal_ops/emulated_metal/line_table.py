@@ -44,13 +44,13 @@ class Reader:
 
 
 def line_at(shared_object: Path, address: int) -> str:
-    """file:line of the code at an address, counted from where the object is loaded; "?" if the
-    table has none.
+    """"at file:line" of the code at an address, counted from where the object is loaded; "at ?" if
+    the table has none.
 
-    With "near" before it where the compiler joined code of several lines.
+    "near file:line" where the compiler joined code of several lines.
     """
     section = _section(shared_object.read_bytes(), ".debug_line")
-    best = (-1, "?")
+    best = (-1, "at ?")
     at = 0
     while at < len(section):
         length = struct.unpack_from("<I", section, at)[0]
@@ -111,7 +111,7 @@ def _spans(unit: bytes) -> Iterator[tuple[int, int, str]]:
         if before and before.line:
             known = f"{Path(header.files[before.file]).name}:{before.line}"
         if before and known:
-            yield before.address, row.address, known if before.line else f"near {known}"
+            yield before.address, row.address, f"{'at' if before.line else 'near'} {known}"
         before = None if row.is_last else row
 
 

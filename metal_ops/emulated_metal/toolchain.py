@@ -2,6 +2,7 @@
 wheel.
 """
 
+import atexit
 import hashlib
 import importlib.util
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from tinygrad.helpers import cache_dir
 
-from metal_ops.emulated_metal.errors import MetalCompileError
+from metal_ops.emulated_metal.errors import ToolchainError
 
 # The first whose __bf16 computes and whose -fsanitize=thread has the switches we use.
 OLDEST_CLANG = 17
@@ -24,13 +25,13 @@ OLDEST_CLANG = 17
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Commands, each a list of words: a plain clang, a linker, and a C++ compiler that links whole
-    programs.
+    """Commands, each a list of words: a plain clang, a linker, and a C++ compiler that has the C
+    library's headers.
     """
 
     clang: tuple[str, ...]
     linker: tuple[str, ...]
-    whole: tuple[str, ...]
+    hosted: tuple[str, ...]
     version: str
 
     @property
@@ -40,40 +41,29 @@ class Toolchain:
 
 @cache
 def find_toolchain() -> Toolchain:
-    """The one toolchain of this process. Raises MetalCompileError if there is none."""
+    """The one toolchain of this process. Raises ToolchainError if there is none."""
     path, linker = shutil.which("clang"), shutil.which("ld.lld") or shutil.which("ld")
     if path and linker and (version := _usable(path)):
         return Toolchain((path,), (linker,), (path, "-x", "c++"), version)
     spec = importlib.util.find_spec("ziglang")
     if spec is None:
-        raise MetalCompileError(
+        raise ToolchainError(
             f"no clang {OLDEST_CLANG} or newer on the PATH and no zig: run pip install ziglang"
         )
     zig = str(Path(spec.submodule_search_locations[0]) / "zig")
     version = call([zig, "clang", "--version"]).splitlines()[0]
-    # NOTE: `zig c++` would first build a C++ library, for minutes. `zig cc` compiles the runtime,
-    # which needs none.
+    # NOTE: `zig c++` would first build a C++ library, for minutes, and a `zig cc` that links a
+    # runtime library, for seconds; what we compile needs neither.
     return Toolchain((zig, "clang"), (zig, "ld.lld"), (zig, "cc", "-x", "c++"), version)
 
 
 def _usable(clang: str) -> str | None:
     """The version of a clang that is new enough and finds the headers of the C library."""
-    program = [
-        clang,
-        "-x",
-        "c++",
-        "-shared",
-        "-fPIC",
-        "-include",
-        "stdlib.h",
-        os.devnull,
-        "-o",
-        os.devnull,
-    ]
+    program = [clang, "-x", "c++", "-fsyntax-only", "-include", "stdlib.h", os.devnull]
     try:
         version = call([clang, "--version"]).splitlines()[0]
         call(program)
-    except MetalCompileError:
+    except ToolchainError:
         return None
     return version if _major(version) >= OLDEST_CLANG else None
 
@@ -84,12 +74,19 @@ def _major(version: str) -> int:
 
 
 def call(command: list[str], folder: Path | None = None) -> str:
-    """Runs a command and returns what it printed. Raises MetalCompileError with its messages if it
+    """Runs a command and returns what it printed. Raises ToolchainError with its messages if it
     fails.
     """
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    # zig keeps what it builds; its own folder may not be there to be written to.
+    kept = str(_cache() / "zig")
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": kept, "ZIG_LOCAL_CACHE_DIR": kept}
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+    except OSError as error:
+        raise ToolchainError(f"{command[0]}: {error.strerror}") from error
     if done.returncode:
-        raise MetalCompileError(done.stderr or f"{command[0]} failed with status {done.returncode}")
+        ending = f"failed with status {done.returncode}"
+        raise ToolchainError(done.stderr.strip() or f"{command[0]} {ending}")
     return done.stdout
 
 
@@ -99,22 +96,46 @@ def digest(*parts: object) -> str:
 
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
-    """The file of this name in the user's cache, made by `make(path)` if it is not there.
+    """The file of this name in the user's cache, made by `make(path)` if it is not there, or is not
+    as it was made. Raises ToolchainError if it cannot be written.
 
     Two processes may make it at once: each works in a folder of its own, and the last to finish
     puts its file there.
     """
     kept = _cache() / name
-    if not kept.exists():
+    if _is_whole(kept):
+        return kept
+    try:
         with tempfile.TemporaryDirectory(prefix="making-", dir=_cache()) as folder:
             made = Path(folder) / name
             make(made)
+            _checksum_file(made).write_bytes(_checksum(made))
             os.replace(made, kept)
+            os.replace(_checksum_file(made), _checksum_file(kept))
+    except OSError as error:
+        raise ToolchainError(f"{error.filename or kept}: {error.strerror}") from error
     return kept
+
+
+def _is_whole(kept: Path) -> bool:
+    """Whether a file is there with the checksum beside it: 1 ms for the largest, a header."""
+    try:
+        return _checksum_file(kept).read_bytes() == _checksum(kept)
+    except OSError:
+        return False
+
+
+def _checksum_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sum")
+
+
+def _checksum(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
 @cache
 def _cache() -> Path:
+    """The user's cache, or if that cannot be written to, a folder that ends with this process."""
     folder = Path(cache_dir).parent / "lfm2" / "emulated_metal"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,4 +143,10 @@ def _cache() -> Path:
             return folder
     except OSError:
         pass
-    return Path(tempfile.mkdtemp(prefix="emulated_metal-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="emulated_metal-"))
+    except OSError as error:
+        reason = f"no folder can be written to for a cache: {error.strerror}"
+        raise ToolchainError(reason) from error
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

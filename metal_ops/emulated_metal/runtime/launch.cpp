@@ -63,6 +63,29 @@ struct FaultHandlers {
   }
 };
 
+// Python's handler only notes an interrupt, for when the launch is over, which a kernel that loops for ever never is:
+// the first interrupt is noted, the second one ends the process.
+struct InterruptHandler {
+  static struct sigaction noting;
+  bool is_ours;
+
+  static void on_interrupt(int signal_number) { noting.sa_handler(signal_number); }
+
+  InterruptHandler() {
+    sigaction(SIGINT, nullptr, &noting);
+    // Whoever ignores interrupts, or ends at the first, goes on to.
+    is_ours = noting.sa_handler != SIG_IGN && noting.sa_handler != SIG_DFL && !(noting.sa_flags & SA_SIGINFO);
+    struct sigaction action = {};
+    action.sa_handler = on_interrupt;
+    action.sa_flags = SA_RESETHAND | SA_ONSTACK;
+    if (is_ours) sigaction(SIGINT, &action, nullptr);
+  }
+  ~InterruptHandler() {
+    if (is_ours) sigaction(SIGINT, &noting, nullptr);
+  }
+};
+struct sigaction InterruptHandler::noting;
+
 // ---------------------------------------------------------------- start
 static int find_code(struct dl_phdr_info* object, size_t, void*) {
   uintptr_t end = 0, kernel = (uintptr_t)machine.launch->kernel;
@@ -120,7 +143,8 @@ extern "C" int emu_launch(Launch* launch) {
   start_threads();
   start_memory_checks();
   {
-    FaultHandlers handlers;
+    FaultHandlers fault_handlers;
+    InterruptHandler interrupt_handler;
     const u32* grid = launch->grid;
     u64 total = (u64)grid[0] * grid[1] * grid[2];
     bool is_random = launch->order == RANDOM;

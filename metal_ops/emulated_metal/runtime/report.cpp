@@ -1,4 +1,4 @@
-// Messages. A place in the kernel's code is left as {pc:0x...}, which launch.py turns into file:line.
+// Messages. A place in the kernel's code is left as "at {pc:0x...}", which launch.py turns into "at file:line".
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
