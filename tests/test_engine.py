@@ -31,7 +31,7 @@ STORY = (
 @pytest.fixture(scope="module")
 def runner(steps):
     """The built-in model in fp32; all rounds run in one form, to compile no other."""
-    return build_runner(DEMO, steps, capacity=Capacity(64, 1, 64))
+    return build_runner(DEMO, steps, capacities=(Capacity(64, 1, 64),))
 
 
 @pytest.fixture(scope="module")

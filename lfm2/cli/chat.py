@@ -91,14 +91,16 @@ class Chat:
         """Answers `text`. A turn that failed, or stopped before its first piece, is forgotten."""
         turn = {"role": "user", "content": text}
         pieces: list[str] = []
-        stream = self.stream([*self.messages, turn])
+        stream = None
         try:
+            stream = self.stream([*self.messages, turn])
             self.model.prepare(stream)
             for piece in stream:
                 pieces.append(piece)
                 self.terminal.write(piece)
         except KeyboardInterrupt:
-            stream.cancel()
+            if stream is not None:
+                stream.cancel()
             self.terminal.write("\n" if pieces else "")
         else:
             self.terminal.write("\n")
