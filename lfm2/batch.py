@@ -74,7 +74,7 @@ class Batch:
             finished = heard(self.service, one)
             if finished is not None:
                 del self.pending[one.number]
-                self.service.leave(one.number)
+                self.service.forget(one.number)
                 replies.append(ended(one, finished))
         return replies
 

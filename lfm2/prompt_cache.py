@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from tinygrad import dtypes
+
 from lfm2.errors import PromptCacheError
 from lfm2.kept import Copier, StateCopy
 from lfm2.model import LFM2
@@ -38,6 +40,12 @@ BLOCK_BYTES = 1 << 20
 # Of every weight so many bytes at so many places are looked at to tell models apart.
 SAMPLE_BYTES = 4096
 NUM_SAMPLES = 8
+# As users spell them.
+DTYPE_NAMES = {
+    dtypes.bfloat16: "bfloat16",
+    dtypes.float16: "float16",
+    dtypes.float32: "float32",
+}
 
 
 def identity(model: LFM2) -> str:
@@ -50,11 +58,6 @@ def identity(model: LFM2) -> str:
             for place in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
                 digest.update(read_tensor(tensor, place, min(SAMPLE_BYTES, tensor.nbytes())))
     return digest.hexdigest()
-
-
-def dtype_name(model: LFM2) -> str:
-    """The compute type as users spell it: float32."""
-    return str(model.dtype).removeprefix("dtypes.")
 
 
 def save(path: Path, service: Service, model: LFM2) -> int:
@@ -109,7 +112,7 @@ def content(states: list[Kept], copier: Copier, model: LFM2) -> Iterator[bytes]:
         }
         for kept in states
     ]
-    header = {"model": identity(model), "dtype": dtype_name(model), "states": entries}
+    header = {"model": identity(model), "dtype": DTYPE_NAMES[model.dtype], "states": entries}
     encoded = json.dumps(header).encode()
     yield len(encoded).to_bytes(LENGTH_BYTES, "little") + encoded
     for kept in states:
@@ -160,9 +163,9 @@ def check(path: Path, file: BinaryIO, model: LFM2) -> dict:
     header = json.loads(file.read(length))
     if header["model"] != identity(model):
         raise PromptCacheError(f"{path} is of another model")
-    if header["dtype"] != dtype_name(model):
+    if header["dtype"] != DTYPE_NAMES[model.dtype]:
         raise PromptCacheError(
-            f"{path} is of compute type {header['dtype']}, and this is {dtype_name(model)}"
+            f"{path} is of compute type {header['dtype']}, and this is {DTYPE_NAMES[model.dtype]}"
         )
     return header
 

@@ -61,6 +61,7 @@ class Service:
         self.soloist: object = None
         self._boxes: dict[int, deque[Event]] = {}
         self._streams: set[int] = set()
+        self._has_left = False
 
     def submit(self, request: Request) -> int:
         """Queues a request, whose events are kept for `take`. Raises RequestError."""
@@ -103,6 +104,7 @@ class Service:
 
     def turn(self) -> None:
         """One turn of the loop, for all requests."""
+        self._has_left = False
         if self.scheduler.is_idle:
             raise LFM2Error("a reply was lost in an interrupt")
         for event in self.scheduler.step():
@@ -112,9 +114,15 @@ class Service:
 
     def leave(self, number: int) -> None:
         """Ends a request that nobody waits for any more, at the next turn."""
-        self._streams.discard(number)
-        if self._boxes.pop(number, None) is not None:
+        if number in self._boxes:
+            self.forget(number)
             self.scheduler.cancel(number)
+            self._has_left = True
+
+    def forget(self, number: int) -> None:
+        """Takes away the box of a request that is finished."""
+        self._streams.discard(number)
+        self._boxes.pop(number, None)
 
     def resumable(self, prompt: Sequence[int]) -> int:
         """How many first tokens of a prompt need not run: a kept state has them, and one is left.
@@ -122,6 +130,9 @@ class Service:
         A state that goes on otherwise than the prompt will do, where its rings reach back to the
         last token that they share: the shorter state becomes a kept one too.
         """
+        if self._has_left and not self.scheduler.is_idle:
+            # What was left is kept at the next turn, and may be what this prompt goes on from.
+            self.turn()
         prompt = tuple(prompt[:-1])
         best, found = 0, None
         for kept in self.cache.states[-MOST_COMPARED:] if self.cache is not None else ():

@@ -142,7 +142,7 @@ class Stream:
 
     def _finish(self, event: Finished) -> None:
         self._is_over = True
-        self.service.leave(self._number)
+        self.service.forget(self._number)
         if event.reason == "cancelled":
             raise RequestError("this stream was ended by a later call on the same model")
         if event.error is not None:

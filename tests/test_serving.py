@@ -48,10 +48,16 @@ class Case:
     """A model, requests, and their replies alone."""
 
     def __init__(
-        self, folder, steps, dtype: str = "float32", device: str = "CPU", capacities=FEW
+        self,
+        folder,
+        steps,
+        dtype: str = "float32",
+        device: str = "CPU",
+        capacities=FEW,
+        num_asked: int = NUM_ASKED,
     ) -> None:
         self.runner = build_runner(folder, steps, dtype, capacities, device=device)
-        self.asked = asked_of(0)
+        self.asked = asked_of(0)[:num_asked]
         self.alone = [alone(self.fresh(), asked) for asked in self.asked]
 
     def fresh(self) -> Runner:
@@ -90,7 +96,7 @@ def serve(case: Case, seed: int) -> Desk:
         is_mixing=bool(rng.random() < 0.8),
     )
     served = {}
-    for index in rng.permutation(NUM_ASKED):
+    for index in rng.permutation(len(case.asked)):
         asked = case.asked[index]
         length = len(asked.prompt)
         options = {
