@@ -52,7 +52,7 @@ class Memory:
 
 def read_tensor(tensor: Tensor, offset: int, num_bytes: int) -> bytearray:
     """A copy of some bytes of a real tensor on the host."""
-    return _read(tensor.uop.buffer, offset, num_bytes)
+    return _read(tensor.uop.base.buffer, offset, num_bytes)
 
 
 def _read(buffer: Buffer, offset: int, num_bytes: int) -> bytearray:
