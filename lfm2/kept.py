@@ -29,8 +29,9 @@ class Part:
 
 @dataclass(eq=False)
 class StateCopy:
-    """The state after `at` tokens, with keys and values of `num_held`. written: up to which position
-    the rings were written; their columns reach back from there. memory: none once it is released.
+    """The state after `at` tokens. num_held: of how many tokens its memory has keys and values.
+    written: up to which position the rings were written; their columns reach back from there.
+    memory: none once it is released.
     """
 
     at: int

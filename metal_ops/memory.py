@@ -1,5 +1,5 @@
-"""Bytes on a device beside tensors: memory that is given back at once, and copies on one device that
-do not go through the host.
+"""Bytes on a device beside tensors: memory that is given back at once, and copies on one device
+that do not go through the host.
 
 Touches tinygrad internals, as `launch` does.
 """

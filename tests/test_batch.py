@@ -8,7 +8,7 @@ from lfm2.batch import BatchReply
 from lfm2.config import Config
 from lfm2.engine import Model
 from lfm2.errors import LFM2Error, NonFiniteLogits, RequestError
-from lfm2.sampling import Sampling
+from lfm2.sampling import Sampling, draw
 from lfm2.service import Service
 from lfm2.tokenizer import Tokenizer
 from metal_ops.table import Capacity
@@ -70,6 +70,19 @@ def test_replies_are_those_of_each_request_alone(streams, ordered, make, solo):
     assert found[2].text == "27 + 48 = " and found[2].ended_by == "stop text"
 
 
+def test_a_token_is_drawn_for_its_position_from_what_is_before_it(make):
+    """By the definition: the logits of the whole text so far, and no loop."""
+    model, text = make(3), [5, 9, 300, 40]
+    sampling = Sampling(temperature=1.5, repetition_penalty=1.3, seed=11)
+    for _ in range(6):
+        logits = model.logits(text)[-1]
+        text.append(draw(logits, sampling, 11, len(text), text).token)
+    options = {"temperature": 1.5, "repetition_penalty": 1.3, "seed": 11, "max_tokens": 6}
+    asked = [{"prompt": text[:4], **options}, {"prompt": text[:5], **options}]
+    first, second = (one.reply.tokens for one in make(3).batch(asked, ordered=True))
+    assert list(first) == text[4:] and list(second)[:5] == text[5:]
+
+
 def test_generate_gives_the_same(make, solo):
     model = make(2)
     for asked, wanted in zip(REQUESTS, solo):
@@ -104,17 +117,20 @@ def test_a_bad_request_is_an_error_and_the_others_go_on(asked, words, make):
 
 
 def test_a_reply_that_fails_ends_alone(make, solo, runner, monkeypatch):
-    """Logits that are not finite, and a runner that breaks at one prompt."""
+    """Logits that are not finite, of a prompt and of a row beside others; and a runner that breaks
+    at one prompt.
+    """
     run = runner.run
+    bases = set()
 
     class Flagged:
-        """A round in which the last drawn row has no finite logit."""
+        """A round in which a drawn row has no finite logit."""
 
-        def __init__(self, drawn):
+        def __init__(self, drawn, row):
             self.tokens, self.is_finite = drawn.tokens, drawn.is_finite.copy()
-            self.is_finite[-1] = False
+            self.is_finite[row] = False
             self.all = drawn.logits().copy()
-            self.all[-1] = float("nan")
+            self.all[row] = float("nan")
 
         def logits(self):
             return self.all
@@ -123,15 +139,22 @@ def test_a_reply_that_fails_ends_alone(make, solo, runner, monkeypatch):
         if any(99 in segment.tokens for segment in round.segments):
             raise RuntimeError("the device is gone")
         drawn = run(round)
-        is_spoiled = 98 in round.segments[-1].tokens and round.segments[-1].num_drawn
-        return Flagged(drawn) if is_spoiled else drawn
+        made = [one for one in round.segments if one.num_drawn]
+        for row, one in enumerate(made):
+            if one.tokens == (5, 97):
+                bases.add(one.base)
+            if one.tokens == (5, 98) or (one.start == 3 and one.base in bases):
+                return Flagged(drawn, row)
+        return drawn
 
     monkeypatch.setattr(runner, "run", spoiled)
-    asked = [REQUESTS[1], {"prompt": [5, 99]}, {"prompt": [5, 98]}, REQUESTS[0]]
+    prompts = ([5, 99], [5, 98], [5, 97])
+    asked = [REQUESTS[1], *({"prompt": prompt} for prompt in prompts), REQUESTS[0]]
     found = {one.index: one for one in make().batch(asked)}
     assert content(found[0].reply) == content(solo[1])
-    assert content(found[3].reply) == content(solo[0])
+    assert content(found[4].reply) == content(solo[0])
     assert isinstance(found[2].error, NonFiniteLogits)
+    assert isinstance(found[3].error, NonFiniteLogits) and "position 4" in str(found[3].error)
     assert isinstance(found[1].error, LFM2Error) and "the device is gone" in str(found[1].error)
 
 
@@ -147,7 +170,7 @@ def test_requests_are_taken_as_they_are_needed(make):
     replies = make(2).batch(source())
     assert not taken
     for done, _ in enumerate(islice(replies, 10)):
-        assert len(taken) <= done + 1 + 4
+        assert len(taken) <= done + 4
     replies.close()
 
 
@@ -156,8 +179,9 @@ def test_a_batch_that_is_left_frees_what_it_had(make, solo):
     replies = model.batch([REQUESTS[1]] * 6)
     next(replies)
     replies.close()
-    assert content(next(model.batch([REQUESTS[0]])).reply) == content(solo[0])
+    model.service.turn()
     assert model.service.scheduler.is_idle and model.service.scheduler.is_whole
+    assert content(next(model.batch([REQUESTS[0]])).reply) == content(solo[0])
 
 
 def test_a_source_that_fails_is_heard(make):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 
 import numpy as np
 import pytest
@@ -40,6 +41,15 @@ def test_memory_holds_what_is_stored(device):
     for offset, first, count in ((30, 0, 21), (0, 80, 21), (-1, 0, 5)):
         with pytest.raises(ValueError, match="bytes"):
             memory.store(offset, source, first, count)
+
+
+def test_memory_goes_back_at_once():
+    """Whatever its size: tinygrad by itself keeps what is freed for a request of that size."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(100):
+        num_bytes = (8 << 20) + 4096 * number
+        Memory(num_bytes, "CPU").write(0, bytearray(num_bytes))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 
 @pytest.fixture(scope="module")

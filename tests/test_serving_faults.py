@@ -4,13 +4,14 @@ again, kept states, drafts. What comes out is compared with the request alone, d
 
 from itertools import product
 
+import numpy as np
 import pytest
 
 from lfm2.runner import Runner
 from lfm2.serving import DrawingRunner
 from metal_ops.table import Capacity
 from scheduler.rounds import Round
-from tests.build import build_runner, poison
+from tests.build import build_runner, chunked, poison
 from tests.desk import Asked, Desk, alone
 from tests.test_launches import of_layers
 from tests.test_serving import SAMPLINGS, tokens
@@ -176,7 +177,7 @@ def test_drafts_are_never_seen(num_right, is_warm, num_streams, runners):
     runner = runners()
     prefix = tokens(6, 9)
     asked = [
-        Asked((*prefix, number), 9, SAMPLINGS[2 * number], {"marks": (9,)})
+        Asked((*prefix, number), 9, SAMPLINGS[4 * number], {"marks": (9,)})
         for number in range(num_streams)
     ]
     draft = drafter(runner, asked, num_right)
@@ -250,8 +251,15 @@ def test_what_a_shortened_copy_reaches(runners):
     assert [copier.reaches(copy, at) for at in (101, 100, 42, 41)] == [False, True, True, False]
     assert not copier.reaches(copy.shortened(60), 61)
     assert copier.reaches(copy.shortened(60), 42) and not copier.reaches(copy.shortened(60), 41)
-    serving.restore(copy.shortened(60), 3, 500)
-    assert serving.keep(3, 500, 60).written == 104
+    chunked(runner, 0, 0, tokens(0, 40), (40,))
+    copy = copier.keep(0, 0, 100, written=104)
+    pool = next(iter(runner.state.keys.values()))
+    before = pool.numpy()
+    serving.restore(copy.shortened(30), 3, 500)
+    is_new = np.isfinite(pool.numpy()) & ~np.isfinite(before)
+    changed = np.flatnonzero(is_new.any(axis=(1, 2)))
+    assert changed.tolist() == [*range(500, 530)]
+    assert serving.keep(3, 500, 30).written == 104
     serving.release(copy)
     with pytest.raises(ValueError, match="released"):
         serving.restore(copy, 3, 500)

@@ -64,8 +64,8 @@ ALL_ROWS = [1 << power for power in range(CHUNK.bit_length())]
 )
 @click.pass_obj
 def compile(terminal: Terminal, rows: list[int], **given) -> None:
-    """Compiles ahead of time what generate and chat would else compile when they first need it; with
-    --streams what batch would.
+    """Compiles ahead of time what generate and chat would else compile when they first need it;
+    with --streams what batch would.
 
     Holds for one model, device, type, context and number of streams: give the same options as
     later.
