@@ -14,9 +14,14 @@ from lfm2.artifacts import Artifacts
 from lfm2.model import LFM2
 from lfm2.state import MAX_ROWS, State
 from metal_ops.launch import Step, copy_in, empty
+from metal_ops.memory import read_tensor
 from metal_ops.table import SEGMENT_COLUMNS, Capacity
 from scheduler.rounds import Round
 
+# Of what a step puts out.
+NUMPY_DTYPES = {dtypes.float32: np.float32, dtypes.int32: np.int32}
+# The fewest rows of a form for several segments.
+MIXED_ROWS = 16
 # Hears what is about to be compiled.
 Compiling = Callable[[Capacity], None]
 
@@ -31,7 +36,7 @@ class Drawn:
 
     def logits(self) -> np.ndarray:
         """The logits (N, V) in fp32; read them before the next round runs."""
-        return self._logits.numpy()[: len(self.tokens)]
+        return read(self._logits)[: len(self.tokens)]
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,12 @@ class Runner:
         """Runs one round of at most MAX_ROWS rows: its slots advance by their segments."""
         if round.num_rows > MAX_ROWS:
             raise ValueError(f"a round holds at most {MAX_ROWS} rows, found {round.num_rows}")
-        form = self.form(capacity_of(round))
+        form = self.form(capacity_of(round, self.state.num_slots))
         tokens, table = pack(round, form.capacity, self.state.num_slots, self.state.num_tokens)
         copy_in(form.tokens, 0, memoryview(tokens).cast("B"))
         copy_in(form.table, 0, memoryview(table).cast("B"))
         logits, picks, *_ = form.step()
-        picks = picks.numpy()[: round.num_drawn]
+        picks = read(picks)[: round.num_drawn]
         return Drawn(picks[:, 0], picks[:, 1] == 1, logits)
 
     def form(self, capacity: Capacity) -> Form:
@@ -94,12 +99,35 @@ class Runner:
         return Form(capacity, tokens, table, step)
 
 
-def capacity_of(round: Round) -> Capacity:
-    """The smallest capacity that holds a round: powers of two of rows and segments; one drawn row a
+def read(tensor: Tensor) -> np.ndarray:
+    """What a step put into a tensor. `Tensor.numpy` would plan the copy anew each time, which takes
+    most of a millisecond.
+    """
+    content = read_tensor(tensor, 0, tensor.nbytes())
+    return np.frombuffer(content, NUMPY_DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+
+def capacity_of(round: Round, num_slots: int) -> Capacity:
+    """The capacity that a round is computed at: powers of two of rows and segments; one drawn row a
     segment, or all.
     """
-    rows, segments = bucket(round.num_rows), bucket(len(round.segments))
+    num_rows, num_segments = round.num_rows, len(round.segments)
+    rows, segments = bucket(num_rows), bucket(num_segments)
+    if 1 < num_segments < num_rows:
+        mixed = mixed_capacity(num_rows, max(num_segments, num_slots))
+        rows, segments = mixed.rows, mixed.segments
     return Capacity(rows, segments, segments if round.num_drawn <= segments else rows)
+
+
+def mixed_capacity(num_rows: int, num_slots: int) -> Capacity:
+    """The capacity of rounds of chunks and single rows together.
+
+    For as many segments as there can be, and some rows at least: what that costs is little, and a
+    form that must be compiled takes seconds.
+    """
+    rows = bucket(max(num_rows, MIXED_ROWS))
+    segments = min(rows, bucket(num_slots))
+    return Capacity(rows, segments, segments)
 
 
 def bucket(count: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from lfm2.artifacts import Artifacts, model_key
 from lfm2.config import Config
-from lfm2.engine import compute_dtype
+from lfm2.loading import compute_dtype
 from lfm2.model import LFM2
 from lfm2.runner import Runner
 from lfm2.state import State
@@ -28,38 +28,47 @@ GOLDENS = ROOT / "tests" / "goldens"
 
 
 class PinnedRunner(Runner):
-    """Runs every round in one form, so that no other is compiled: padding never changes a row."""
+    """Runs every round in the first of few forms that holds it, so that no other is compiled:
+    padding never changes a row.
+    """
 
-    capacity: Capacity
+    capacities: tuple[Capacity, ...]
 
     def form(self, capacity: Capacity):
-        return super().form(self.capacity)
+        return super().form(next(one for one in self.capacities if holds(one, capacity)))
+
+
+def holds(outer: Capacity, inner: Capacity) -> bool:
+    """Whether a form of capacity `outer` can run rounds of capacity `inner`."""
+    is_drawn = outer.drawn >= inner.drawn
+    return outer.rows >= inner.rows and outer.segments >= inner.segments and is_drawn
 
 
 def build_runner(
     folder: Path,
     steps: Path | None = None,
     dtype: str = "float32",
-    capacity: Capacity | None = None,
+    capacities: tuple[Capacity, ...] = (),
     compiling: Callable[[Capacity], None] | None = None,
     device: str = DEVICE,
     tapped: tuple[int, ...] = (),
+    num_slots: int = NUM_SLOTS,
 ) -> Runner:
-    """A runner of the checkpoint in `folder`; pinned to `capacity`, if one is given.
+    """A runner of the checkpoint in `folder`; pinned to `capacities`, if some are given.
 
     steps: the folder of compiled steps.
     """
     config = Config.from_folder(folder)
     compute = compute_dtype(dtype)
     weights = load_weights(folder, config, device)
-    state = State.create(config, NUM_SLOTS, NUM_TOKENS, compute, device)
+    state = State.create(config, num_slots, NUM_TOKENS, compute, device)
     poison(state)
     model = LFM2(config, weights, compute, device, NUM_TOKENS, tapped)
     key = model_key(model, state, device)
-    runner = (Runner if capacity is None else PinnedRunner)(
+    runner = (PinnedRunner if capacities else Runner)(
         model, state, device, Artifacts(steps, key, fail), compiling
     )
-    runner.capacity = capacity
+    runner.capacities = capacities
     return runner
 
 

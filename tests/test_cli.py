@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -23,12 +24,14 @@ import pytest
 import lfm2
 from lfm2.cli import interrupt_again, main
 from lfm2.cli.chat import Chat
+from lfm2.cli.compile import forms
 from lfm2.cli.info import fitting, machine_memory_bytes
 from lfm2.cli.loading import Compilation
 from lfm2.cli.score import measure, negative_log_likelihood, table
 from lfm2.cli.terminal import Bar, Terminal, bytes_text
 from lfm2.hub import DEMO_FOLDER
 from lfm2.sampling import Sampling
+from metal_ops.table import Capacity
 from tests import tiny
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -397,6 +400,46 @@ def test_chat_remembers_until_reset(command):
     assert "Anna" in replies[1] and "Anna" not in replies[2]
 
 
+def test_a_turn_computes_only_what_is_new(command):
+    lines = b"My name is Anna.\nWhat is my name?\n"
+    errors = command("chat", "-v", "-n", "6", stdin=lines)[2]
+    told = [line for line in errors.splitlines() if line.startswith("prompt: ")]
+    (first, _), (second, reused) = [re.findall(r"\d+", line)[:2] for line in told]
+    reply = int(re.search(r"reply: (\d+) token", errors)[1])
+    assert int(reused) == int(first) + reply - 1 < int(second)
+
+
+def test_kept_states_outlive_the_process(command, tmp_path):
+    file = tmp_path / "states"
+    story = "Tell me a story about a fox who lives by the river with an old bear."
+    arguments = ("-v", "--prompt-cache", file, "-n", "8")
+    code, output, errors = command("generate", *arguments, story)
+    assert code == 0 and f"{file}: 2 kept states written" in errors
+    code, again, errors = command("generate", *arguments, story)
+    length = int(re.search(r"prompt: (\d+) tokens", errors)[1])
+    assert (code, again) == (0, output) and f"{length - 1} reused" in errors
+    # A chat begins with the same prompt.
+    errors = command("chat", *arguments, stdin=story.encode())[2]
+    assert f"{length - 1} reused" in errors
+    file.write_bytes(file.read_bytes()[:-1])
+    code, output, errors = command("generate", *arguments, story)
+    assert (code, output) == (1, "") and f"Error: {file} is damaged" in errors
+    code, _, errors = command("chat", "--prompt-cache", tmp_path / "no" / "file", stdin=b"Hi\n")
+    assert code == 1 and "file cannot be written: No such file or directory" in errors
+
+
+def test_steps_of_several_streams():
+    """Rounds of one stream, of a row of each, and of several with a piece of a prompt."""
+    assert [vars(one) for one in forms([1, 2], 1)] == [
+        {"rows": 1, "segments": 1, "drawn": 1},
+        {"rows": 2, "segments": 1, "drawn": 1},
+    ]
+    found = forms([1 << power for power in range(10)], 8)
+    assert len(found) == len(set(found)) == 10 + 3 + 6
+    assert Capacity(8, 8, 8) in found and Capacity(16, 16, 16) not in found
+    assert Capacity(16, 8, 8) in found and Capacity(512, 8, 8) in found
+
+
 def test_a_pipe_goes_on_after_a_refused_line(command):
     code, output, errors = command("chat", stdin=f"/rest\n\xff\n/?\n{QUESTION}\n".encode("latin-1"))
     assert (code, output) == (2, ANSWER)
@@ -447,18 +490,23 @@ def test_what_is_compiled_is_told_in_tokens(capsys):
 
 
 def test_a_stopped_reply_stays_in_the_conversation(capsys):
-    asked = []
+    asked, streams = [], []
 
     class Interrupted(list):
         reply = None
+        is_cancelled = False
 
         def __iter__(self):
             yield from ["Once", " upon"]
             raise KeyboardInterrupt
 
+        def cancel(self):
+            self.is_cancelled = True
+
     def stream(messages):
         asked.append(list(messages))
-        return Interrupted()
+        streams.append(Interrupted())
+        return streams[-1]
 
     chat = Chat(Terminal(), SimpleNamespace(stream=stream, prepare=lambda _: None), {})
     chat.reply("A story.")
@@ -466,6 +514,7 @@ def test_a_stopped_reply_stays_in_the_conversation(capsys):
     turns = [{"role": "user", "content": "A story."}, {"role": "assistant", "content": "Once upon"}]
     assert asked[1] == [*turns, {"role": "user", "content": "Go on."}]
     assert capsys.readouterr().out == "Once upon\n" * 2
+    assert all(stream.is_cancelled for stream in streams)
 
 
 def test_progress_is_for_terminals_and_wiped(capsys, monkeypatch):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import lfm2
-from lfm2 import engine
 from lfm2.config import Config
 from lfm2.engine import Model
 from lfm2.errors import NonFiniteLogits, RequestError, TokenizerError
 from lfm2.sampling import Sampling
+from lfm2.service import Service
 from lfm2.tokenizer import Tokenizer
 from metal_ops.launch import copy_in
 from metal_ops.table import Capacity
@@ -31,7 +31,7 @@ STORY = (
 @pytest.fixture(scope="module")
 def runner(steps):
     """The built-in model in fp32; all rounds run in one form, to compile no other."""
-    return build_runner(DEMO, steps, capacity=Capacity(64, 1, 64))
+    return build_runner(DEMO, steps, capacities=(Capacity(64, 1, 64),))
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,15 @@ def parts():
 
 
 @pytest.fixture
-def fresh(runner, parts, monkeypatch):
+def fresh(runner, parts):
     """Makes a Model that holds nothing yet, over the memory that the one before left behind."""
-    monkeypatch.setattr(engine, "CHUNK", 64)
     config, tokenizer = parts
-    return lambda context=NUM_TOKENS: Model(config, tokenizer, runner, Sampling(), context)
+
+    def fresh(context: int = NUM_TOKENS, chunk: int = 64, **options) -> Model:
+        service = Service(runner, chunk=chunk, **options)
+        return Model(config, tokenizer, service, Sampling(), context)
+
+    return fresh
 
 
 def asked(model: Model, text: str, **options) -> tuple[int, ...]:
@@ -87,10 +91,9 @@ def test_logits_of_all_rows(fresh):
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}])
-def test_a_prompt_longer_than_a_chunk_gives_the_same_reply(chunk, options, fresh, monkeypatch):
+def test_a_prompt_longer_than_a_chunk_gives_the_same_reply(chunk, options, fresh):
     whole = fresh().generate(STORY, raw=True, max_tokens=12, **options)
-    monkeypatch.setattr(engine, "CHUNK", chunk)
-    assert fresh().generate(STORY, raw=True, max_tokens=12, **options).tokens == whole.tokens
+    assert fresh(chunk=chunk).generate(STORY, raw=True, max_tokens=12, **options).tokens == whole.tokens
 
 
 def test_the_same_prompt_twice(fresh):
@@ -122,23 +125,24 @@ def test_prompts_that_part_late_early_and_in_the_middle(fresh):
         reply = model.generate(text, raw=True, max_tokens=8)
         assert reply.tokens == cold[text], text
         reused.append(reply.num_reused_tokens)
-    common = len(model.encode(STORY, raw=True))
-    assert reused[1] == reused[2] == common
+    common, whole = (len(model.encode(text, raw=True)) for text in (STORY, texts[0]))
+    assert reused[1:3] == [common, whole - 1]
 
 
-def test_what_the_ring_no_longer_reaches_is_run_again(fresh):
-    """A reply of more tokens than can be dropped again, then the same prompt: only what was dropped
-    decides.
+def test_what_the_rings_no_longer_reach_is_run_again(fresh):
+    """The state after a prompt serves prompts that part from it up to as far back as its rings
+    have columns for: 64, of which a row reads 2.
     """
-    cold = asked(fresh(), STORY)
-    for num_tokens, is_reused in ((33, True), (34, False)):
+    ids = fresh().encode(STORY * 4, raw=True)
+    for num_dropped, is_reused in ((62, True), (63, False)):
+        shared = len(ids) - num_dropped
+        other = [*ids[:shared], 99, 98]
+        cold = fresh(cache_bytes=0).generate(other, max_tokens=4, num_logprobs=1)
         model = fresh()
-        # The prompt's last token is always run again, and a reply's last one was not run.
-        model.generate(
-            STORY, raw=True, max_tokens=num_tokens - 1, logit_bias={2: -np.inf, 7: -np.inf}
-        )
-        reply = model.generate(STORY, raw=True, max_tokens=8)
-        assert (reply.num_reused_tokens > 0, reply.tokens) == (is_reused, cold)
+        # The end of the reply reaches less far back than the end of its prompt.
+        model.generate(ids, max_tokens=3)
+        reply = model.generate(other, max_tokens=4, num_logprobs=1)
+        assert (reply.num_reused_tokens, reply.draws) == (shared * is_reused, cold.draws)
 
 
 def test_a_chats_next_turn_runs_only_what_is_new(fresh):

@@ -124,7 +124,7 @@ def test_bfloat16_stays_within_the_spread_of_the_engines(steps):
     """
     golden = Golden.read("demo_bfloat16")
     ours = prompt_logits(build_runner(DEMO, steps, "bfloat16"), golden)
-    exact = prompt_logits(build_runner(DEMO, steps, capacity=Capacity(256, 16, 256)), golden)
+    exact = prompt_logits(build_runner(DEMO, steps, capacities=(Capacity(256, 16, 256),)), golden)
     normal = rms(golden.logits, golden.mlx_logits)
     for engine in (golden.logits, golden.mlx_logits):
         assert rms(ours, engine) <= 1.3 * normal

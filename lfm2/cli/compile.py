@@ -3,12 +3,14 @@
 import click
 
 from lfm2.cli.loading import Compilation, Stopwatch, load_model
-from lfm2.cli.options import loading_options, options
+from lfm2.cli.options import loading_options, options, serving_options
 from lfm2.cli.terminal import Terminal, bytes_text
 from lfm2.engine import CHUNK
 from lfm2.environment import cache_folder
 from lfm2.errors import LFM2Error
-from lfm2.runner import bucket
+from lfm2.runner import bucket, mixed_capacity
+from lfm2.service import MAX_ROUND_STREAMS
+from metal_ops.table import Capacity
 
 
 class Rows(click.ParamType):
@@ -32,12 +34,25 @@ class Rows(click.ParamType):
         return rows
 
 
+def forms(sizes: list[int], streams: int) -> list[Capacity]:
+    """The capacities of rounds of so many rows: of one stream, of a row of each of several, of
+    several with a piece of a prompt.
+    """
+    found = [Capacity(size, 1, 1) for size in sizes]
+    if streams > 1:
+        most = min(bucket(streams), MAX_ROUND_STREAMS)
+        found += [Capacity(size, size, size) for size in sizes if 1 < size <= most]
+        found += [mixed_capacity(size, streams) for size in sizes]
+    return list(dict.fromkeys(found))
+
+
 ALL_ROWS = [1 << power for power in range(CHUNK.bit_length())]
 
 
 @click.command("compile")
 @options(
-    loading_options("The context that generate and chat will be given"),
+    loading_options("The context that generate, chat or batch will be given"),
+    serving_options,
     click.option(
         "--rows",
         type=Rows(),
@@ -49,9 +64,11 @@ ALL_ROWS = [1 << power for power in range(CHUNK.bit_length())]
 )
 @click.pass_obj
 def compile(terminal: Terminal, rows: list[int], **given) -> None:
-    """Compiles ahead of time what generate and chat would else compile when they first need it.
+    """Compiles ahead of time what generate and chat would else compile when they first need it;
+    with --streams what batch would.
 
-    Holds for one model, device, type and context: give the same options as later.
+    Holds for one model, device, type, context and number of streams: give the same options as
+    later.
     """
     compilation = Compilation(terminal)
     model = load_model(terminal, given, compilation, needs_text=False)
@@ -60,11 +77,12 @@ def compile(terminal: Terminal, rows: list[int], **given) -> None:
     # What cannot be kept shows at the latest when the first step is saved.
     capacities = []
     sizes = sorted({bucket(num_rows) for num_rows in rows})
-    for i, size in enumerate(sizes, 1):
+    wanted = forms(sizes, given["streams"])
+    for i, capacity in enumerate(wanted, 1):
         if artifacts.folder is None:
             break
-        compilation.count = f"{i} of {len(sizes)}, "
-        capacities.append(model.form(size).capacity)
+        compilation.count = f"{i} of {len(wanted)}, "
+        capacities.append(model.runner.form(capacity).capacity)
     terminal.wipe()
     if artifacts.folder is None:
         raise LFM2Error(f"nothing is kept: {cache_folder()} cannot be used")

@@ -74,6 +74,28 @@ def loading_options(context: str) -> tuple[Callable, ...]:
 
 
 no_cache_option = click.option("--no-cache", is_flag=True, help="Compile anew and keep nothing.")
+serving_options = (
+    click.option(
+        "--streams",
+        type=COUNT,
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="How many replies are made at once.",
+    ),
+    click.option(
+        "--max-gap-ms",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="MS",
+        help="How long the prompts of others may keep the next token of a reply waiting (no "
+        "limit).",
+    ),
+)
+prompt_cache_option = click.option(
+    "--prompt-cache",
+    metavar="FILE",
+    help="Go on from the states of earlier prompts that this file holds, and add this one's.",
+)
 REPLYING = (
     click.option(
         "-n",
