@@ -12,7 +12,8 @@ from lfm2.cli.terminal import Bar, Terminal, bytes_text
 from lfm2.errors import RequestError
 
 # The options that are `lfm2.load`'s; what else a command is given, it asks of the model.
-LOADING_NAMES = ("model", "device", "dtype", "context", "no_cache")
+SERVING_NAMES = ("streams", "max_gap_ms")
+LOADING_NAMES = ("model", "device", "dtype", "context", "no_cache", *SERVING_NAMES)
 
 
 class Compilation:
@@ -55,6 +56,7 @@ def load_model(
         progress=Bar(terminal, "loading weights", bytes_text),
         compiling=compilation or Compilation(terminal),
         warn=terminal.warn,
+        **{name: given[name] for name in SERVING_NAMES if name in given},
     )
 
 
