@@ -9,10 +9,11 @@ print(model.generate("What is the capital of France?").text)
 from importlib import import_module
 
 __version__ = "0.1.0"
-__all__ = ["LFM2Error", "Model", "Reply", "Stream", "load"]
+__all__ = ["BatchReply", "LFM2Error", "Model", "Reply", "Stream", "load"]
 
 # Imported when first asked for: tinygrad takes half a second, which `lfm2 --help` need not pay.
 MODULES = {
+    "BatchReply": "lfm2.batch",
     "LFM2Error": "lfm2.errors",
     "Model": "lfm2.engine",
     "Reply": "lfm2.stream",

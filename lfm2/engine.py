@@ -1,6 +1,7 @@
 """The Python interface: a loaded model that replies, and tells the logits of any tokens."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from tinygrad import dtypes
 from tinygrad.dtype import DType
 
 from lfm2.artifacts import Artifacts, model_key
+from lfm2.batch import BatchReply, batch
 from lfm2.config import Config
 from lfm2.device import opened_device
 from lfm2.environment import cache_folder, settle_tinygrad
@@ -24,25 +26,41 @@ from lfm2.request import (
 )
 from lfm2.runner import Compiling, Drawn, Form, Runner, bucket
 from lfm2.sampling import Sampling
-from lfm2.state import MAX_ROWS, MAX_WINDOW, State
-from lfm2.stream import Reply, RunSegment, Stream
+from lfm2.service import Service
+from lfm2.serving import Drawing, DrawingRunner
+from lfm2.state import MAX_ROWS, State
+from lfm2.stream import Reply, Stream, Transcript
 from lfm2.tokenizer import NoTokenizer, Tokenizer
 from lfm2.tokenizer_files import read_generation_config
 from lfm2.weights import Progress, load_weights
 from metal_ops.table import Capacity
+from scheduler.options import Options
+from scheduler.request import Request
 from scheduler.rounds import Round, Segment
 
 # Rows of a prompt that go through the model at once.
 CHUNK = MAX_ROWS
+# Takes the tokens of one segment, and how many of its last rows are drawn.
+RunSegment = Callable[[Sequence[int], int], Drawn]
 # Rows whose logits are computed at once: a row of 65,536 logits is 256 KiB.
 LOGITS_CHUNK = 64
 DEFAULT_CONTEXT = 32768
 DEFAULT_MAX_TOKENS = 512
+# Streams that decode in one round.
+MAX_ROUND_STREAMS = 32
+# What kept states may take, of prompts of at least so many tokens, so many apart.
+DEFAULT_CACHE_BYTES = 256 << 20
+MIN_PROMPT = 64
+MIN_GAP = 64
 DTYPES = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16, "float32": dtypes.float32}
 
 
 class Model:
-    """A loaded checkpoint with one stream's state. Not for several threads at once."""
+    """A loaded checkpoint that serves several replies at once. Not for several threads at once.
+
+    streams: how many replies, of those that the runner's state has slots for. chunk: most tokens of
+    a prompt in a round. cache_bytes: what kept states may take.
+    """
 
     def __init__(
         self,
@@ -51,26 +69,64 @@ class Model:
         runner: Runner,
         sampling: Sampling,
         context: int,
+        streams: int = 1,
+        chunk: int | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.runner = runner
         self.sampling = sampling
         self.context = context
-        # The tokens whose state slot 0 holds.
-        self._held: list[int] = []
-        # Up to which position the slot was written since a stream began it anew.
-        self._written = 0
-        self._running: object = None
+        round_streams = min(streams, MAX_ROUND_STREAMS)
+        options = Options(
+            num_slots=streams,
+            num_tokens=runner.state.num_tokens,
+            chunk=chunk or MAX_ROWS - (round_streams if streams > 1 else 0),
+            max_rows=MAX_ROWS,
+            round_rows=round_streams,
+            round_streams=round_streams,
+            min_gap=MIN_GAP,
+        )
+        self.service = Service(DrawingRunner(runner), options, cache_bytes, MIN_PROMPT)
 
     def generate(self, prompt: Prompt, **options) -> Reply:
         """The whole reply to a prompt; options as for `stream`."""
         stream = self.stream(prompt, **options)
-        for _ in stream:
-            pass
+        try:
+            for _ in stream:
+                pass
+        except BaseException:
+            stream.cancel()
+            raise
         return stream.reply
 
-    def stream(
+    def stream(self, prompt: Prompt, **options) -> Stream:
+        """An iterator over the pieces of the reply to a question or a list of chat messages.
+
+        Options: max_tokens, 512 by default, or what the context has room for; stop, a text or
+        several; system, a system prompt; tools, what the chat template is told of; raw: the prompt
+        is text to go on with, not a question, and no chat template is applied. A list of token ids
+        is taken as it is, and is all that a folder without a tokenizer takes. Everything else
+        (temperature, top_k, top_p, min_p, repetition_penalty, seed, ...) is an option of
+        `Sampling`; what is not given comes from the checkpoint's generation_config.json. Raises
+        RequestError, before any work, for a prompt or an option that cannot be served.
+        """
+        request, transcript = self.request(prompt, **options)
+        marks = (self.service.resumable(request.prompt), len(request.prompt))
+        request = replace(request, marks=tuple(filter(None, marks)), keeps_reply=True)
+        return Stream(self.service, request, transcript)
+
+    def batch(self, requests: Iterable[dict], *, ordered: bool = False) -> Iterator[BatchReply]:
+        """The replies to many requests, as many at once as the model has streams.
+
+        A request is a dict of "prompt" or "messages" and the options of `stream`. They are taken as
+        they are needed, and replies come as they are finished, or in the order of the requests. One
+        that cannot be served is a reply with its error, and the others go on.
+        """
+        return batch(self.service, self.request, requests, ordered)
+
+    def request(
         self,
         prompt: Prompt,
         *,
@@ -80,28 +136,15 @@ class Model:
         tools: list[dict] | None = None,
         raw: bool = False,
         **sampling,
-    ) -> Stream:
-        """An iterator over the pieces of the reply to a question or a list of chat messages.
-
-        raw: the prompt is text to go on with, not a question, and no chat template is applied. A
-        list of token ids is taken as it is, and is all that a folder without a tokenizer takes.
-        max_tokens: 512 by default, or what the context has room for. Everything else (temperature,
-        top_k, top_p, min_p, repetition_penalty, seed, ...) is an option of `Sampling`; what is not
-        given comes from the checkpoint's generation_config.json. Raises RequestError, before any
-        work, for a prompt or an option that cannot be served.
+    ) -> tuple[Request, Transcript]:
+        """What the scheduler is asked for a reply, and what its tokens go to. Raises RequestError;
+        options as for `stream`.
         """
-        check_request(
-            prompt,
-            max_tokens=max_tokens,
-            stop=stop,
-            system=system,
-            tools=tools,
-            raw=raw,
-            **sampling,
-        )
+        texts = {"system": system, "tools": tools, "raw": raw}
+        check_request(prompt, max_tokens=max_tokens, stop=stop, **texts, **sampling)
         options = self.sampling.override(**sampling)
         options.check_vocabulary(self.config.vocab_size)
-        ids = self._in_vocabulary(self.encode(prompt, system=system, tools=tools, raw=raw))
+        ids = self._in_vocabulary(self.encode(prompt, **texts))
         if not ids:
             raise RequestError("the prompt makes no tokens")
         room = self.context - len(ids)
@@ -112,26 +155,24 @@ class Model:
         max_tokens = int(max_tokens)
         if max_tokens > room:
             raise ContextFull(len(ids), self.context, max_tokens)
-        reused = self._reusable(ids)
-        run = self._segment_runner(ids[:reused])
-        stream = Stream(
-            run,
-            self.tokenizer,
-            ids,
-            reused,
-            CHUNK,
-            max_tokens,
-            room,
-            () if stop is None else stop,
-            options,
+        limit = "context" if max_tokens == room else "max_tokens"
+        stops = () if stop is None else stop
+        transcript = Transcript(self.tokenizer, stops, limit, options.num_logprobs > 0)
+        request = Request(
+            prompt=tuple(ids),
+            max_tokens=max_tokens,
+            sampling=Drawing(options, ids, max_tokens),
+            stop_tokens=frozenset(self.tokenizer.eos_token_ids),
+            ends=transcript.add,
         )
-        self._running = run
-        return stream
+        return request, transcript
 
     def prepare(self, stream: Stream) -> None:
-        """Compiles now what a stream would else compile on the way."""
-        for num_rows in stream.segment_lengths():
+        """Compiles now what a stream would else compile on the way, if it is alone."""
+        for num_rows in self.service.chunk_lengths(stream.request):
             self.form(num_rows)
+        if stream.request.max_tokens > 1:
+            self.form(1)
 
     def form(self, num_rows: int) -> Form:
         """The compiled form of a round of one segment with so many rows, the last of them drawn."""
@@ -196,37 +237,17 @@ class Model:
         It starts at position 0, and takes the tokens and how many of them, from the end, are to be
         drawn. Ends what the model was at before.
         """
-        self._running = run = self._segment_runner([])
-        return run
-
-    def _segment_runner(self, held: list[int]) -> RunSegment:
-        """Runs a stream's segments one after the other; the slot holds its first tokens."""
+        start = 0
 
         def run(tokens: Sequence[int], num_drawn: int) -> Drawn:
-            if self._running is not run:
-                raise RequestError("this stream was ended by a later call on the same model")
-            # An interrupt may leave a segment half written: a long one has overwritten the ring,
-            # one row spoils none.
-            self._held = held if len(tokens) == 1 else []
-            end = len(held) + len(tokens)
-            self._written = max(self._written, end) if held else end
-            drawn = self.runner.run(Round((Segment(0, 0, len(held), tuple(tokens), num_drawn),)))
-            held.extend(tokens)
-            self._held = held
-            return drawn
+            nonlocal start
+            if self.service.soloist is not run:
+                raise RequestError("this was ended by a later call on the same model")
+            first, start = start, start + len(tokens)
+            return self.runner.run(Round((Segment(0, 0, first, tuple(tokens), num_drawn),)))
 
+        self.service.alone(run)
         return run
-
-    def _reusable(self, ids: list[int]) -> int:
-        """How many first tokens of a prompt need not run: the slot has them, and one is left."""
-        common = 0
-        for ours, theirs in zip(self._held, ids[:-1]):
-            if ours != theirs:
-                break
-            common += 1
-        # The convolution's ring reaches so far back from the last position ever written.
-        is_within_ring = self._written - common <= MAX_WINDOW
-        return common if is_within_ring else 0
 
 
 def load(
@@ -237,6 +258,7 @@ def load(
     context: int | None = None,
     cache: str | Path | bool = True,
     needs_text: bool = False,
+    streams: int = 1,
     progress: Progress | None = None,
     compiling: Compiling | None = None,
     warn: Callable[[str], None] | None = None,
@@ -261,11 +283,11 @@ def load(
     device = opened_device(device, warn)
     weights = load_weights(folder, config, device, progress)
     model = LFM2(config, weights, compute, device, context)
-    state = State.create(config, num_slots=1, num_tokens=context, dtype=compute, device=device)
+    state = State.create(config, num_slots=streams, num_tokens=streams * context, dtype=compute, device=device)
     root = cache_folder() if cache is True else Path(cache) if cache else None
     artifacts = Artifacts(root, model_key(model, state, device), warn)
     runner = Runner(model, state, device, artifacts, compiling)
-    return Model(config, tokenizer, runner, sampling, context)
+    return Model(config, tokenizer, runner, sampling, context, streams)
 
 
 def compute_dtype(name: str) -> DType:

@@ -1,18 +1,16 @@
-"""One reply as it is made: prompt chunks, then one drawn token a round, as text."""
+"""One reply as it is made: a request to the model's loop, its tokens as text."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from lfm2.runner import Drawn
-from lfm2.sampling import Draw, Sampling, draw, seed_of
+from lfm2.errors import RequestError
+from lfm2.sampling import Draw
+from lfm2.service import Service
 from lfm2.text_stream import TextStream
-from lfm2.tokenizer import Tokenizer
-
-# Takes the tokens of one segment, and how many of its last rows are drawn.
-RunSegment = Callable[[Sequence[int], int], Drawn]
+from lfm2.tokenizer import NoTokenizer, Tokenizer
+from scheduler.events import Finished, Tokens
+from scheduler.request import Request
 
 
 @dataclass(frozen=True)
@@ -21,8 +19,8 @@ class Reply:
 
     ended_by: "end token", "stop text", "max_tokens", or "context" where that is full.
     tokens are those drawn, an end token included; text is without it. draws holds
-    log-probabilities, if asked for. Times in seconds: prefill_s until the first token is drawn,
-    decode_s from then on.
+    log-probabilities, if asked for. Times in seconds: queue_s until the prompt's turn came,
+    prefill_s from there until the first token is drawn, decode_s from then on.
     """
 
     text: str
@@ -33,6 +31,7 @@ class Reply:
     num_reused_tokens: int
     prefill_s: float
     decode_s: float
+    queue_s: float = 0.0
 
     @property
     def finish_reason(self) -> str:
@@ -40,102 +39,112 @@ class Reply:
         return "length" if self.ended_by in ("max_tokens", "context") else "stop"
 
 
-class Stream:
-    """Iterates, once, over the pieces of a reply's text; `reply` is there once they are all out.
-
-    A loop that was left goes on where it was with the next one.
-    """
+class Transcript:
+    """A reply's text and draws as its tokens come. `add` is the request's `ends`."""
 
     def __init__(
         self,
-        run: RunSegment,
-        tokenizer: Tokenizer,
-        prompt: list[int],
-        num_reused: int,
-        chunk: int,
-        max_tokens: int,
-        room: int,
-        stops: Sequence[str],
-        sampling: Sampling,
+        tokenizer: Tokenizer | NoTokenizer,
+        stops: str | Sequence[str],
+        limit: str,
+        keeps_draws: bool,
     ) -> None:
-        self.run = run
-        self.tokenizer = tokenizer
-        self.prompt = prompt
-        self.num_reused = num_reused
-        self.chunk = chunk
-        self.max_tokens = max_tokens
-        self.limit = "context" if max_tokens == room else "max_tokens"
-        self.sampling = sampling
-        self.seed = seed_of(prompt) if sampling.seed is None else sampling.seed
-        self.text_stream = TextStream(tokenizer, stops)
-        self.context = np.zeros(len(prompt) + max_tokens, np.int64)
-        self.context[: len(prompt)] = prompt
-        self.num_tokens = len(prompt)
+        self.eos_token_ids = tokenizer.eos_token_ids
+        self.limit = limit
+        self.keeps_draws = keeps_draws
         self.draws: list[Draw] = []
-        self.reply: Reply | None = None
-        self._pieces = self._make()
+        self.pieces: list[str] = []
+        self._text_stream = TextStream(tokenizer, stops)
 
-    def segment_lengths(self) -> list[int]:
-        """How many rows each segment of this stream has: the prompt's, then one for all that
-        decode.
-        """
-        starts = range(self.num_reused, len(self.prompt), self.chunk)
-        lengths = [min(self.chunk, len(self.prompt) - start) for start in starts]
-        return lengths + [1] * (self.max_tokens > 1)
+    def add(self, token: int) -> bool:
+        """Takes the next token; whether a stop text is complete with it."""
+        self.pieces.append(self._text_stream.add(token))
+        return self._text_stream.is_stopped
 
-    def __iter__(self) -> Iterator[str]:
-        return self._pieces
-
-    def _make(self) -> Iterator[str]:
-        start = time.perf_counter()
-        token = self._prefill()
-        first = time.perf_counter()
-        pieces: list[str] = []
-        ended_by = None
-        while ended_by is None:
-            if token in self.tokenizer.eos_token_ids:
-                ended_by = "end token"
-                break
-            pieces.append(self.text_stream.add(token))
-            if self.text_stream.is_stopped:
-                ended_by = "stop text"
-            elif len(self.draws) == self.max_tokens:
-                ended_by = self.limit
-            if pieces[-1]:
-                yield pieces[-1]
-            if ended_by is None:
-                token = self._draw(self.run([token], 1))
-        pieces.append(self.text_stream.finish())
-        if pieces[-1]:
-            yield pieces[-1]
-        self.reply = Reply(
-            text="".join(pieces),
-            tokens=tuple(drawn.token for drawn in self.draws),
+    def reply(self, finished: Finished) -> Reply:
+        """The whole, once nothing follows."""
+        stats = finished.stats
+        self.pieces.append(self._text_stream.finish())
+        tokens = tuple(draw.token for draw in self.draws)
+        ended_by = self.limit
+        if finished.reason == "stop":
+            ended_by = "end token" if tokens[-1] in self.eos_token_ids else "stop text"
+        return Reply(
+            text="".join(self.pieces),
+            tokens=tokens,
             ended_by=ended_by,
-            draws=tuple(self.draws) if self.sampling.num_logprobs else (),
-            num_prompt_tokens=len(self.prompt),
-            num_reused_tokens=self.num_reused,
-            prefill_s=first - start,
-            decode_s=time.perf_counter() - first,
+            draws=tuple(self.draws) if self.keeps_draws else (),
+            num_prompt_tokens=stats.num_prompt,
+            num_reused_tokens=stats.num_cached,
+            prefill_s=stats.prefill_s,
+            decode_s=stats.decode_s,
+            queue_s=stats.queue_s,
         )
 
-    def _prefill(self) -> int:
-        length = len(self.prompt)
-        for start in range(self.num_reused, length, self.chunk):
-            end = min(start + self.chunk, length)
-            drawn = self.run(self.prompt[start:end], int(end == length))
-        return self._draw(drawn)
 
-    def _draw(self, drawn: Drawn) -> int:
-        """The next token: the device's pick where that is the answer, else a keyed draw over the
-        logits.
-        """
-        if self.sampling.is_greedy and drawn.is_finite[0]:
-            made = Draw(int(drawn.tokens[0]))
-        else:
-            context = self.context[: self.num_tokens]
-            made = draw(drawn.logits()[0], self.sampling, self.seed, self.num_tokens, context)
-        self.draws.append(made)
-        self.context[self.num_tokens] = made.token
-        self.num_tokens += 1
-        return made.token
+class Stream:
+    """Iterates, once, over the pieces of a reply's text; `reply` is there once they are all out.
+
+    Runs only as it is iterated, or as others of the same model are. A loop that was left goes on
+    where it was with the next one; a stream that nothing refers to any more ends.
+    """
+
+    def __init__(self, service: Service, request: Request, transcript: Transcript) -> None:
+        self.service = service
+        self.request = request
+        self.transcript = transcript
+        self.reply: Reply | None = None
+        self._number: int | None = None
+        self._is_over = False
+        self._ready: deque[str] = deque()
+        self._num_read = 0
+
+    @property
+    def prompt(self) -> list[int]:
+        """The token ids of the prompt."""
+        return list(self.request.prompt)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        while not self._ready:
+            if self._is_over:
+                raise StopIteration
+            self._advance()
+        return self._ready.popleft()
+
+    def cancel(self) -> None:
+        """Ends the reply here. What was computed may be of use to later prompts."""
+        self._is_over = True
+        if self._number is not None:
+            self.service.leave(self._number)
+
+    def __del__(self) -> None:
+        self.cancel()
+
+    def _advance(self) -> None:
+        """Takes what there is for this stream, or has the loop make a turn."""
+        if self._number is None:
+            self._number = self.service.begin_stream(self.request)
+        box = self.service.take(self._number)
+        if not box:
+            self.service.turn()
+            return
+        event = box.popleft()
+        if isinstance(event, Tokens):
+            self.transcript.draws += [drawn.details for drawn in event.drawn]
+        if isinstance(event, Finished):
+            self._finish(event)
+        pieces = self.transcript.pieces
+        self._ready += [piece for piece in pieces[self._num_read :] if piece]
+        self._num_read = len(pieces)
+
+    def _finish(self, event: Finished) -> None:
+        self._is_over = True
+        self.service.leave(self._number)
+        if event.reason == "cancelled":
+            raise RequestError("this stream was ended by a later call on the same model")
+        if event.error is not None:
+            raise event.error
+        self.reply = self.transcript.reply(event)

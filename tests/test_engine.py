@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import lfm2
-from lfm2 import engine
 from lfm2.config import Config
 from lfm2.engine import Model
 from lfm2.errors import NonFiniteLogits, RequestError, TokenizerError
@@ -41,11 +40,14 @@ def parts():
 
 
 @pytest.fixture
-def fresh(runner, parts, monkeypatch):
+def fresh(runner, parts):
     """Makes a Model that holds nothing yet, over the memory that the one before left behind."""
-    monkeypatch.setattr(engine, "CHUNK", 64)
     config, tokenizer = parts
-    return lambda context=NUM_TOKENS: Model(config, tokenizer, runner, Sampling(), context)
+
+    def fresh(context: int = NUM_TOKENS, chunk: int = 64, **options) -> Model:
+        return Model(config, tokenizer, runner, Sampling(), context, chunk=chunk, **options)
+
+    return fresh
 
 
 def asked(model: Model, text: str, **options) -> tuple[int, ...]:
@@ -87,10 +89,9 @@ def test_logits_of_all_rows(fresh):
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}])
-def test_a_prompt_longer_than_a_chunk_gives_the_same_reply(chunk, options, fresh, monkeypatch):
+def test_a_prompt_longer_than_a_chunk_gives_the_same_reply(chunk, options, fresh):
     whole = fresh().generate(STORY, raw=True, max_tokens=12, **options)
-    monkeypatch.setattr(engine, "CHUNK", chunk)
-    assert fresh().generate(STORY, raw=True, max_tokens=12, **options).tokens == whole.tokens
+    assert fresh(chunk=chunk).generate(STORY, raw=True, max_tokens=12, **options).tokens == whole.tokens
 
 
 def test_the_same_prompt_twice(fresh):

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 import lfm2
-from lfm2.engine import CHUNK
+from lfm2.engine import CHUNK, RunSegment
 from lfm2.errors import LFM2Error
-from lfm2.stream import RunSegment
 
 BANDWIDTH_BYTES = 256 << 20
 BANDWIDTH_RUNS = 5

@@ -1,0 +1,138 @@
+"""One loop for all replies of a model: a scheduler, and a box of events for each request.
+
+Nothing runs by itself: whoever waits for a reply turns the loop, and with it all others.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from lfm2.errors import RequestError
+from lfm2.kept import StateCopy
+from lfm2.serving import DrawingRunner
+from scheduler.cache import Kept, PromptCache
+from scheduler.chunks import Plan
+from scheduler.events import Event
+from scheduler.loop import Scheduler
+from scheduler.options import Options
+from scheduler.request import Request, RequestRefused
+
+# How many of the last used kept states are looked at for one that a prompt can go on from.
+MOST_COMPARED = 64
+
+
+class Service:
+    """budget_bytes: of kept states; 0 for none."""
+
+    def __init__(
+        self,
+        runner: DrawingRunner,
+        options: Options,
+        budget_bytes: int,
+        min_prompt: int,
+    ) -> None:
+        self.runner = runner
+        self.options = options
+        self.cache = None
+        if budget_bytes:
+            size = runner.copier.size
+            self.cache = PromptCache(runner, budget_bytes, size, min_prompt, options.min_gap)
+        self.scheduler = Scheduler(runner, options, self.cache)
+        # Who runs rounds without the scheduler, see `alone`.
+        self.soloist: object = None
+        self._boxes: dict[int, deque[Event]] = {}
+        self._streams: set[int] = set()
+
+    def submit(self, request: Request) -> int:
+        """Queues a request, whose events are kept for `take`. Raises RequestError."""
+        try:
+            number = self.scheduler.submit(request)
+        except RequestRefused as error:
+            raise RequestError(str(error)) from error
+        self.soloist = None
+        self._boxes[number] = deque()
+        return number
+
+    def begin_stream(self, request: Request) -> int:
+        """The same for a stream, which may be left half-way: it ends the ones before it where only
+        one can be.
+        """
+        self.end_streams()
+        number = self.submit(request)
+        self._streams.add(number)
+        return number
+
+    def end_streams(self) -> None:
+        """Ends all streams, if there is only one slot."""
+        if self.options.num_slots == 1:
+            for number in self._streams:
+                self.scheduler.cancel(number)
+
+    def alone(self, soloist: object) -> None:
+        """Ends every request: until the next one comes, slot 0 and all of the pool are the
+        soloist's.
+        """
+        for number in list(self._boxes):
+            self.scheduler.cancel(number)
+        while not self.scheduler.is_idle:
+            self.turn()
+        self.soloist = soloist
+
+    def take(self, number: int) -> deque[Event]:
+        """The box of a request, empty if it must wait for another turn."""
+        return self._boxes[number]
+
+    def turn(self) -> None:
+        """One turn of the loop, for all requests."""
+        for event in self.scheduler.step():
+            # Nobody waits for one that was left.
+            if event.number in self._boxes:
+                self._boxes[event.number].append(event)
+
+    def leave(self, number: int) -> None:
+        """Ends a request that nobody waits for any more, at the next turn."""
+        self._streams.discard(number)
+        if self._boxes.pop(number, None) is not None:
+            self.scheduler.cancel(number)
+
+    def resumable(self, prompt: Sequence[int]) -> int:
+        """How many first tokens of a prompt need not run: a kept state has them, and one is left.
+
+        A state that goes on otherwise than the prompt will do, where its rings reach back to the
+        last token that they share: the shorter state becomes a kept one too.
+        """
+        prompt = tuple(prompt[:-1])
+        best, found = 0, None
+        for kept in self.cache.states[-MOST_COMPARED:] if self.cache is not None else ():
+            at = common(prompt, kept.prompt[: kept.at])
+            is_there = at == kept.at or self.runner.copier.reaches(kept.copy, at)
+            if at > best and is_there:
+                best, found = at, kept
+        if found is not None and best < found.at:
+            self._adopt(found, best)
+        return best
+
+    def chunk_lengths(self, request: Request) -> list[int]:
+        """How many rows each chunk of a prompt would have that comes now."""
+        plan = Plan.of(request, self.options.chunk, self.options.min_gap)
+        found = None if self.cache is None else self.cache.find(plan)
+        cuts = [cut for cut in plan.cuts if found is None or cut >= found.at]
+        return [plan.end(cut) - cut for cut in cuts]
+
+    def _adopt(self, kept: Kept, at: int) -> None:
+        copy: StateCopy = kept.copy
+        self.cache.adopt(kept.prompt[:at], copy.shortened(at))
+
+
+def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many first tokens two texts share."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    # They share the first `low`, and not the first `high`.
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
