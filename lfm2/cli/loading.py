@@ -56,7 +56,7 @@ def load_model(
         progress=Bar(terminal, "loading weights", bytes_text),
         compiling=compilation or Compilation(terminal),
         warn=terminal.warn,
-        **{name: given[name] for name in SERVING_NAMES if name in given},
+        **{name: given[name] for name in SERVING_NAMES if given.get(name) is not None},
     )
 
 
