@@ -123,23 +123,24 @@ def test_prompts_that_part_late_early_and_in_the_middle(fresh):
         reply = model.generate(text, raw=True, max_tokens=8)
         assert reply.tokens == cold[text], text
         reused.append(reply.num_reused_tokens)
-    common = len(model.encode(STORY, raw=True))
-    assert reused[1] == reused[2] == common
+    common, whole = (len(model.encode(text, raw=True)) for text in (STORY, texts[0]))
+    assert reused[1:3] == [common, whole - 1]
 
 
-def test_what_the_ring_no_longer_reaches_is_run_again(fresh):
-    """A reply of more tokens than can be dropped again, then the same prompt: only what was dropped
-    decides.
+def test_what_the_rings_no_longer_reach_is_run_again(fresh):
+    """The state after a prompt serves prompts that part from it up to as far back as its rings
+    have columns for: 64, of which a row reads 2.
     """
-    cold = asked(fresh(), STORY)
-    for num_tokens, is_reused in ((33, True), (34, False)):
+    ids = fresh().encode(STORY * 4, raw=True)
+    for num_dropped, is_reused in ((62, True), (63, False)):
+        shared = len(ids) - num_dropped
+        other = [*ids[:shared], 99, 98]
+        cold = fresh(cache_bytes=0).generate(other, max_tokens=4, num_logprobs=1)
         model = fresh()
-        # The prompt's last token is always run again, and a reply's last one was not run.
-        model.generate(
-            STORY, raw=True, max_tokens=num_tokens - 1, logit_bias={2: -np.inf, 7: -np.inf}
-        )
-        reply = model.generate(STORY, raw=True, max_tokens=8)
-        assert (reply.num_reused_tokens > 0, reply.tokens) == (is_reused, cold)
+        # The end of the reply reaches less far back than the end of its prompt.
+        model.generate(ids, max_tokens=3)
+        reply = model.generate(other, max_tokens=4, num_logprobs=1)
+        assert (reply.num_reused_tokens, reply.draws) == (shared * is_reused, cold.draws)
 
 
 def test_a_chats_next_turn_runs_only_what_is_new(fresh):
