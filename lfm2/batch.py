@@ -12,6 +12,9 @@ from scheduler.request import Request
 # Requests taken ahead, for each stream, so that none waits for the next.
 NUM_AHEAD = 2
 
+# In place of a request once there are no more.
+END = object()
+
 MakeRequest = Callable[..., tuple[Request, Transcript]]
 
 
@@ -34,7 +37,7 @@ class Pending:
 
 
 def batch(
-    service: Service, make_request: MakeRequest, requests: Iterable[dict], ordered: bool
+    service: Service, make_request: MakeRequest, requests: Iterable[dict | None], ordered: bool
 ) -> Iterator[BatchReply]:
     """See `Model.batch`."""
     replies = served(service, make_request, iter(requests))
@@ -42,21 +45,21 @@ def batch(
 
 
 def served(
-    service: Service, make_request: MakeRequest, requests: Iterator[dict]
+    service: Service, make_request: MakeRequest, requests: Iterator[dict | None]
 ) -> Iterator[BatchReply]:
     """Replies as they are finished."""
     service.end_streams()
     pending: dict[int, Pending] = {}
-    source = enumerate(requests)
+    index = -1
     is_exhausted = False
     try:
         while pending or not is_exhausted:
             while not is_exhausted and len(pending) < NUM_AHEAD * service.options.num_slots:
-                taken = next(source, None)
-                is_exhausted = taken is None
-                if taken is None:
+                asked = next(requests, END)
+                is_exhausted = asked is END
+                if asked is END or asked is None:
                     break
-                index, asked = taken
+                index += 1
                 try:
                     number, transcript = begin(service, make_request, asked)
                 except LFM2Error as error:

@@ -14,6 +14,7 @@ from lfm2.request import ContextFull
 from lfm2.stream import Reply
 
 CONTEXT = 1000
+END = object()
 
 
 class StandIn:
@@ -41,12 +42,13 @@ class StandIn:
 
     def _finishing(self, requests: Iterator[dict]) -> Iterator:
         running: dict[int, int] = {}
-        while True:
-            while len(running) < self.streams and (request := next(requests, None)) is not None:
+        request = None
+        while running or request is not END:
+            while len(running) < self.streams and (request := next(requests, END)):
+                if request is END:
+                    break
                 self.asked.append(request)
                 running[len(self.asked) - 1] = 0
-            if not running:
-                return
             time.sleep(self.step_s)
             for index in list(running):
                 running[index] += 1

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import lfm2
-from lfm2.cli import batch_lines, main
-from lfm2.cli.batch import count_lines
+from lfm2.cli import main
 from lfm2.cli.batch_lines import Lines
 from lfm2.cli.batch_progress import Progress, clock
+from lfm2.cli.batch_source import Source
 from lfm2.cli.terminal import Terminal
 from tests.batch_stand_in import StandIn
 
@@ -203,7 +203,8 @@ def test_blank_lines_byte_order_marks_and_missing_ends_are_no_matter(command):
 
 
 def test_a_line_without_end_is_not_read_whole(command, monkeypatch):
-    monkeypatch.setattr(batch_lines, "MAX_LINE_BYTES", 64)
+    monkeypatch.setattr("lfm2.cli.batch.MAX_LINE_BYTES", 64)
+    monkeypatch.setattr("lfm2.cli.batch_lines.MAX_LINE_BYTES", 64)
     most = json.dumps({"prompt": "x" * 49}).encode() + b"\n"
     assert len(most) == 64
     content = most + b"y" * 1000 + b"\n" + b"z" * 64 + b"\n" + most + b"y" * 1000
@@ -357,12 +358,14 @@ def test_a_record_is_there_once_its_request_is_served(command, out):
     assert seen == [(n, n) for n in range(5)]
 
 
-def test_a_request_is_read_when_the_model_takes_it():
-    process = start("--streams", "1", stdin=subprocess.PIPE, bufsize=1)
+def test_a_reply_does_not_wait_for_the_next_request_of_a_pipe():
+    process = start(stdin=subprocess.PIPE, bufsize=0)
     with process:
         for number in (1, 2):
-            process.stdin.write(json.dumps({"prompt": "a"}) + "\n")
-            process.stdin.flush()
+            process.stdin.write('{"prompt": ')
+            time.sleep(0.05)
+            # The next line is not whole yet.
+            process.stdin.write('"a"}\n  ')
             assert json.loads(process.stdout.readline())["id"] == number
         process.stdin.close()
         assert process.wait(DEADLINE_S) == 0
@@ -439,7 +442,7 @@ def test_records_are_utf_8_whatever_the_terminal_shows(out):
 
 
 def test_progress_tells_what_is_done_and_left(tmp_path, monkeypatch, capsys):
-    lines = Lines(io.BytesIO(), "in", {}, frozenset())
+    lines = Lines(Source(io.BytesIO(), 64), "in", {}, frozenset())
     terminal = Terminal()
     progress = Progress(terminal, lines, 100, 8)
     assert progress.line(3, 0.0) == "0 of 100 requests, 0.0 tokens/s, 3 streams"
@@ -460,12 +463,21 @@ def test_progress_tells_what_is_done_and_left(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("requests") == 1, "not more often than one can read"
 
 
+def test_of_an_endless_line_little_is_held(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"x" * 5_000_000 + b"\nnext")
+    with open(path, "rb") as file:
+        lengths = [len(line) for line in Source(file, 1000)]
+    assert lengths[1:] == [4] and 1000 < lengths[0] < 100_000
+
+
 def test_lines_are_counted_ahead_where_they_can_be(tmp_path):
     path = tmp_path / "in.jsonl"
     for content, count in ((b"", 0), (b"a\nb\n", 2), (b"a\nb", 2), (b"a" * 3_000_000, 1)):
         path.write_bytes(content)
         with open(path, "rb") as file:
-            assert count_lines(file) == count and file.read() == content
-    assert count_lines(io.BytesIO(b"a\n")) is None
+            source = Source(file, 1 << 20)
+            assert source.count() == count and len(list(source)) == count
+    assert Source(io.BytesIO(b"a\n"), 64).count() is None
     with open("/dev/null", "rb") as file:
-        assert count_lines(file) is None
+        assert Source(file, 64).count() is None

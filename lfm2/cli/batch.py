@@ -11,10 +11,11 @@ from typing import BinaryIO
 import click
 
 from lfm2.cli import INTERRUPTED
-from lfm2.cli.batch_lines import Lines
+from lfm2.cli.batch_lines import MAX_LINE_BYTES, Lines
 from lfm2.cli.batch_progress import Progress, count_text
 from lfm2.cli.batch_results import ResultFile, ResultStream
 from lfm2.cli.batch_run import Run
+from lfm2.cli.batch_source import Source
 from lfm2.cli.loading import load_model, request_of
 from lfm2.cli.options import (
     COUNT,
@@ -29,11 +30,10 @@ from lfm2.errors import LFM2Error, RequestError
 from lfm2.request import check_request
 
 STREAMS = 8
-BLOCK_BYTES = 1 << 20
 
 
 @click.command()
-@click.argument("source", required=False, metavar="[IN]")
+@click.argument("path", required=False, metavar="[IN]")
 @click.option(
     "-o",
     "--out",
@@ -82,7 +82,7 @@ BLOCK_BYTES = 1 << 20
 @click.pass_obj
 def batch(
     terminal: Terminal,
-    source: str | None,
+    path: str | None,
     out: str,
     is_ordered: bool,
     is_resumed: bool,
@@ -98,7 +98,7 @@ def batch(
     """
     check_outcome(out, is_resumed, is_replaced)
     defaults = defaults_of(given)
-    with opened(source) as (file, name), contextlib.ExitStack() as stack:
+    with opened(path) as (file, name), contextlib.ExitStack() as stack:
         refuse_same_file(file, out)
         if out == "-":
             results = ResultStream(terminal)
@@ -107,8 +107,9 @@ def batch(
         stack.callback(results.close)
         model = load_model(terminal, given)
         results.begin()
-        num_lines = count_lines(file) if terminal.is_terminal else None
-        lines = Lines(file, name, defaults, results.served)
+        source = Source(file, MAX_LINE_BYTES)
+        num_lines = source.count() if terminal.is_terminal else None
+        lines = Lines(source, name, defaults, results.served)
         progress = Progress(terminal, lines, num_lines, given["streams"])
         run = Run(model, lines, results, progress, is_ordered)
         serve(terminal, run, out)
@@ -136,19 +137,19 @@ def defaults_of(given: dict) -> dict:
 
 
 @contextlib.contextmanager
-def opened(source: str | None) -> Iterator[tuple[BinaryIO, str]]:
+def opened(path: str | None) -> Iterator[tuple[BinaryIO, str]]:
     """The file of requests and what errors call it."""
-    if source is None and sys.stdin.isatty():
+    if path is None and sys.stdin.isatty():
         raise click.UsageError("no requests: name a file, or - to read standard input")
-    if source in (None, "-"):
+    if path in (None, "-"):
         yield sys.stdin.buffer, "standard input"
         return
     try:
-        file = open(source, "rb")
+        file = open(path, "rb")
     except OSError as error:
-        raise RequestError(f"{source} cannot be read: {error.strerror}") from error
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
     with file:
-        yield file, source
+        yield file, path
 
 
 def refuse_same_file(file: BinaryIO, out: str) -> None:
@@ -158,23 +159,6 @@ def refuse_same_file(file: BinaryIO, out: str) -> None:
         theirs = os.fstat(file.fileno())
         if stat.S_ISREG(ours.st_mode) and os.path.samestat(ours, theirs):
             raise RequestError("IN and OUT are the same file: name another OUT")
-
-
-def count_lines(file: BinaryIO) -> int | None:
-    """How many lines a regular file has from where it is; none if that cannot be told ahead."""
-    try:
-        descriptor = file.fileno()
-        position = os.lseek(descriptor, 0, os.SEEK_CUR)
-    except OSError:
-        return None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return None
-    count, last = 0, b"\n"
-    while block := os.pread(descriptor, BLOCK_BYTES, position):
-        count += block.count(b"\n")
-        position += len(block)
-        last = block
-    return count + (not last.endswith(b"\n"))
 
 
 def serve(terminal: Terminal, run: Run, out: str) -> None:

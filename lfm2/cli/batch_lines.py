@@ -6,8 +6,8 @@ Reads a line when it is wanted. Knows nothing of models, nor of what becomes of 
 import json
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, fields
-from typing import BinaryIO
 
+from lfm2.cli.batch_source import Source
 from lfm2.cli.loading import decode
 from lfm2.errors import LFM2Error, RequestError
 from lfm2.request import REPLY_OPTIONS, check_request
@@ -45,14 +45,15 @@ class Refused:
 
 
 class Lines:
-    """Iterates, once, over the lines of a file; blank ones and requests in `served` are left out.
+    """Iterates, once, over the lines of a source; blank ones and requests in `served` are left out.
 
-    name: what errors call the file. defaults: options that a line may override. num_skipped counts
-    the requests that were in `served`. Raises LFM2Error where the file cannot be read.
+    Yields None where the next line is not there yet. name: what errors call the source. defaults:
+    options that a line may override. num_skipped counts the requests that were in `served`. Raises
+    LFM2Error where the source cannot be read.
     """
 
-    def __init__(self, file: BinaryIO, name: str, defaults: dict, served: Set[Id]) -> None:
-        self.file = file
+    def __init__(self, source: Source, name: str, defaults: dict, served: Set[Id]) -> None:
+        self.source = source
         self.name = name
         self.defaults = defaults
         self.served = served
@@ -60,20 +61,17 @@ class Lines:
         # The line that each id was first in.
         self._first: dict[Id, int] = {}
 
-    def __iter__(self) -> Iterator[Asked | Refused]:
-        for number, line in enumerate(self._raw(), 1):
-            if line.strip():
-                yield from self._read(number, line)
-
-    def _raw(self) -> Iterator[bytes]:
-        """The lines as they are; one that is too long is cut."""
+    def __iter__(self) -> Iterator[Asked | Refused | None]:
+        number = 0
         try:
-            line = self.file.readline(MAX_LINE_BYTES + 1).removeprefix(BOM)
-            while line:
-                yield line
-                while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-                    line = self.file.readline(MAX_LINE_BYTES + 1)
-                line = self.file.readline(MAX_LINE_BYTES + 1)
+            for line in self.source:
+                if line is None:
+                    yield None
+                    continue
+                number += 1
+                content = line.removeprefix(BOM) if number == 1 else line
+                if content.strip():
+                    yield from self._read(number, content)
         except OSError as error:
             raise LFM2Error(f"{self.name} cannot be read: {error.strerror}") from error
 

@@ -49,8 +49,15 @@ class Run:
                 self.settle(self.waiting.pop(answer.index), answer)
         self.write_held(None)
 
-    def requests(self) -> Iterator[dict]:
+    def requests(self) -> Iterator[dict | None]:
+        """What the model takes; None where it should not wait for the next one."""
         for line in self.lines:
+            if line is None:
+                if self.waiting:
+                    yield None
+                else:
+                    self.lines.source.wait()
+                continue
             if isinstance(line, Refused):
                 self.held.append(line)
                 if not self.is_ordered or not self.waiting:
