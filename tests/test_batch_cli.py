@@ -481,3 +481,28 @@ def test_lines_are_counted_ahead_where_they_can_be(tmp_path):
     assert Source(io.BytesIO(b"a\n"), 64).count() is None
     with open("/dev/null", "rb") as file:
         assert Source(file, 64).count() is None
+
+
+def test_the_built_in_model_serves_a_batch(monkeypatch, capsys, tmp_path, steps):
+    (tmp_path / "lfm2").symlink_to(steps)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "in.jsonl"
+    question = "What is the capital of France?"
+    source.write_bytes(
+        jsonl(
+            {"id": "text", "prompt": question},
+            {"id": "messages", "messages": [{"role": "user", "content": question}], "stop": " is"},
+            {"id": "long", "prompt": "long " * 40_000},
+            {"id": "tokens", "prompt": question, "max_tokens": 2, "num_logprobs": 1},
+        )
+    )
+    with pytest.raises(SystemExit) as stopped:
+        main(["batch", str(source), "--streams", "1", "--ordered"])
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    text, messages, long, tokens = records
+    assert stopped.value.code == 1 and "the context holds 32768" in long["error"]
+    assert text["text"] == "The capital of France is Paris." and text["finish_reason"] == "stop"
+    assert (messages["text"], messages["ended_by"]) == ("The capital of France", "stop text")
+    assert tokens["tokens"] == text["tokens"][:2] and tokens["usage"]["prompt_tokens"] == 17
+    assert [entry["token"] for entry in tokens["logprobs"]] == tokens["tokens"]
+    assert all(record["timings"]["prefill_s"] > 0 for record in (text, messages, tokens))
