@@ -163,24 +163,22 @@ def refuse_same_file(file: BinaryIO, out: str) -> None:
 
 def serve(terminal: Terminal, run: Run, out: str) -> None:
     """Finishes a run and says what came of it. Raises LFM2Error if a line was refused."""
-    progress = run.progress
-    is_file = out != "-"
+    can_resume = run.results.is_regular
     hint = f"what is finished is in {out}: --resume goes on from there"
     try:
         run.finish()
-    except BrokenPipeError:
-        raise
     except KeyboardInterrupt:
         terminal.break_off()
-        terminal.note(f"interrupted; {hint}" if is_file else "interrupted")
+        terminal.note(f"interrupted; {hint}" if can_resume else "interrupted")
         click.get_current_context().exit(INTERRUPTED)
     except BaseException:
-        if is_file:
+        if can_resume:
             terminal.note(hint)
         raise
+    progress = run.progress
     terminal.note(progress.summary())
     if progress.num_refused:
-        again = "; --resume tries them again" if is_file else ""
+        again = "; --resume tries them again" if can_resume else ""
         raise LFM2Error(
             f"{count_text(progress.num_refused, 'line')} became error records, "
             f'whose "error" says why{again}'

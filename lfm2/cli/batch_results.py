@@ -29,6 +29,7 @@ class ResultStream:
     """Standard output. Nothing is known of what earlier runs wrote there."""
 
     served: Set[str | int] = frozenset()
+    is_regular = False
 
     def __init__(self, terminal: Terminal) -> None:
         self.terminal = terminal
