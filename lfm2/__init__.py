@@ -18,7 +18,7 @@ MODULES = {
     "Model": "lfm2.engine",
     "Reply": "lfm2.stream",
     "Stream": "lfm2.stream",
-    "load": "lfm2.engine",
+    "load": "lfm2.loading",
 }
 
 

@@ -60,10 +60,13 @@ class Artifacts:
 
     def path(self, capacity: Capacity) -> Path:
         """Where the step of a capacity is kept."""
-        return self.folder / f"{hashlib.sha256(self._key(capacity)).hexdigest()[:32]}.step"
+        return self._path(capacity, "step")
 
-    def _key(self, capacity: Capacity) -> bytes:
-        return f"{self.model_key}\n{capacity}".encode()
+    def _path(self, what: Capacity | str, kind: str) -> Path:
+        return self.folder / f"{hashlib.sha256(self._key(what)).hexdigest()[:32]}.{kind}"
+
+    def _key(self, what: Capacity | str) -> bytes:
+        return f"{self.model_key}\n{what}".encode()
 
     def _head(self, capacity: Capacity, payload: bytes) -> bytes:
         """What stands before the payload: a checksum over it and over what it was made for."""
@@ -85,15 +88,31 @@ class Artifacts:
 
     def save(self, capacity: Capacity, step: Step) -> None:
         """Keeps a step. Whole or not at all; failing to keep it is told once and harms nothing."""
+        if self.folder is not None:
+            payload = step.dumps()
+            self._write(self.path(capacity), self._head(capacity, payload) + payload)
+
+    def load_note(self, name: str) -> str | None:
+        """A kept text about this model on this machine, or none."""
         if self.folder is None:
-            return
+            return None
+        try:
+            return self._path(name, "note").read_text()
+        except (OSError, ValueError):
+            return None
+
+    def save_note(self, name: str, text: str) -> None:
+        """Keeps a text, as steps are kept."""
+        if self.folder is not None:
+            self._write(self._path(name, "note"), text.encode())
+
+    def _write(self, path: Path, content: bytes) -> None:
         temporary = None
         try:
-            payload = step.dumps()
             with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
                 temporary = file.name
-                file.write(self._head(capacity, payload) + payload)
-            os.replace(temporary, self.path(capacity))
+                file.write(content)
+            os.replace(temporary, path)
         except OSError as error:
             self._give_up(error.strerror or str(error))
         finally:

@@ -1,10 +1,10 @@
 """Many requests through one model: taken as they are needed, answered as they are finished."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lfm2.errors import LFM2Error, RequestError
-from lfm2.service import Service
+from lfm2.service import MIN_GAP, Service, common
 from lfm2.stream import Reply, Transcript
 from scheduler.events import Finished, Tokens
 from scheduler.request import Request
@@ -44,44 +44,73 @@ def batch(
     return in_order(replies) if ordered else replies
 
 
+class Batch:
+    """The requests of one batch that are under way."""
+
+    def __init__(self, service: Service, make_request: MakeRequest) -> None:
+        self.service = service
+        self.make_request = make_request
+        self.pending: dict[int, Pending] = {}
+        self._last_prompt: tuple[int, ...] = ()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.pending) >= NUM_AHEAD * self.service.options.num_slots
+
+    def begin(self, index: int, asked: dict) -> None:
+        """Queues a request. What it has in common with the one before is worth keeping. Raises
+        LFM2Error.
+        """
+        request, transcript = self.make_request(**arguments(asked))
+        shared = common(request.prompt, self._last_prompt)
+        self._last_prompt = request.prompt
+        if MIN_GAP <= shared < len(request.prompt):
+            request = replace(request, marks=(shared,))
+        number = self.service.submit(request)
+        self.pending[number] = Pending(index, number, transcript)
+
+    def turn(self) -> list[BatchReply]:
+        """A turn of the loop; the replies that it finished."""
+        self.service.turn()
+        replies = []
+        for one in list(self.pending.values()):
+            finished = heard(self.service, one)
+            if finished is not None:
+                del self.pending[one.number]
+                self.service.leave(one.number)
+                replies.append(ended(one, finished))
+        return replies
+
+    def leave(self) -> None:
+        """Ends what is under way."""
+        for number in self.pending:
+            self.service.leave(number)
+
+
 def served(
     service: Service, make_request: MakeRequest, requests: Iterator[dict | None]
 ) -> Iterator[BatchReply]:
     """Replies as they are finished."""
     service.end_streams()
-    pending: dict[int, Pending] = {}
+    batch = Batch(service, make_request)
     index = -1
     is_exhausted = False
     try:
-        while pending or not is_exhausted:
-            while not is_exhausted and len(pending) < NUM_AHEAD * service.options.num_slots:
+        while batch.pending or not is_exhausted:
+            while not (is_exhausted or batch.is_full):
                 asked = next(requests, END)
                 is_exhausted = asked is END
                 if asked is END or asked is None:
                     break
                 index += 1
                 try:
-                    number, transcript = begin(service, make_request, asked)
+                    batch.begin(index, asked)
                 except LFM2Error as error:
                     yield BatchReply(index, None, error)
-                    continue
-                pending[number] = Pending(index, number, transcript)
-            service.turn()
-            for number in list(pending):
-                finished = heard(service, pending[number])
-                if finished is not None:
-                    one = pending.pop(number)
-                    service.leave(number)
-                    yield ended(one, finished)
+            if batch.pending:
+                yield from batch.turn()
     finally:
-        for number in pending:
-            service.leave(number)
-
-
-def begin(service: Service, make_request: MakeRequest, asked: dict) -> tuple[int, Transcript]:
-    """Queues a request as it stands in a batch. Raises LFM2Error."""
-    request, transcript = make_request(**arguments(asked))
-    return service.submit(request), transcript
+        batch.leave()
 
 
 def arguments(asked: dict) -> dict:

@@ -5,36 +5,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from tinygrad import dtypes
-from tinygrad.dtype import DType
 
-from lfm2.artifacts import Artifacts, model_key
+from lfm2 import prompt_cache
 from lfm2.batch import BatchReply, batch
 from lfm2.config import Config
-from lfm2.device import opened_device
-from lfm2.environment import cache_folder, settle_tinygrad
 from lfm2.errors import RequestError
-from lfm2.hub import resolve
-from lfm2.model import LFM2
 from lfm2.request import (
     ContextFull,
     Prompt,
-    check_count,
     check_prompt,
     check_request,
     is_token_ids,
 )
-from lfm2.runner import Compiling, Drawn, Form, Runner, bucket
+from lfm2.runner import Drawn, Form, bucket
 from lfm2.sampling import Sampling
 from lfm2.service import Service
-from lfm2.serving import Drawing, DrawingRunner
-from lfm2.state import MAX_ROWS, State
+from lfm2.serving import Drawing
+from lfm2.state import MAX_ROWS
 from lfm2.stream import Reply, Stream, Transcript
 from lfm2.tokenizer import NoTokenizer, Tokenizer
-from lfm2.tokenizer_files import read_generation_config
-from lfm2.weights import Progress, load_weights
 from metal_ops.table import Capacity
-from scheduler.options import Options
 from scheduler.request import Request
 from scheduler.rounds import Round, Segment
 
@@ -44,51 +34,28 @@ CHUNK = MAX_ROWS
 RunSegment = Callable[[Sequence[int], int], Drawn]
 # Rows whose logits are computed at once: a row of 65,536 logits is 256 KiB.
 LOGITS_CHUNK = 64
-DEFAULT_CONTEXT = 32768
 DEFAULT_MAX_TOKENS = 512
-# Streams that decode in one round.
-MAX_ROUND_STREAMS = 32
-# What kept states may take, of prompts of at least so many tokens, so many apart.
-DEFAULT_CACHE_BYTES = 256 << 20
-MIN_PROMPT = 64
-MIN_GAP = 64
-DTYPES = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16, "float32": dtypes.float32}
 
 
 class Model:
-    """A loaded checkpoint that serves several replies at once. Not for several threads at once.
-
-    streams: how many replies, of those that the runner's state has slots for. chunk: most tokens of
-    a prompt in a round. cache_bytes: what kept states may take.
+    """A loaded checkpoint that serves the replies of one service. Not for several threads at
+    once.
     """
 
     def __init__(
         self,
         config: Config,
         tokenizer: Tokenizer | NoTokenizer,
-        runner: Runner,
+        service: Service,
         sampling: Sampling,
         context: int,
-        streams: int = 1,
-        chunk: int | None = None,
-        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self.runner = runner
+        self.service = service
+        self.runner = service.runner.runner
         self.sampling = sampling
         self.context = context
-        round_streams = min(streams, MAX_ROUND_STREAMS)
-        options = Options(
-            num_slots=streams,
-            num_tokens=runner.state.num_tokens,
-            chunk=chunk or MAX_ROWS - (round_streams if streams > 1 else 0),
-            max_rows=MAX_ROWS,
-            round_rows=round_streams,
-            round_streams=round_streams,
-            min_gap=MIN_GAP,
-        )
-        self.service = Service(DrawingRunner(runner), options, cache_bytes, MIN_PROMPT)
 
     def generate(self, prompt: Prompt, **options) -> Reply:
         """The whole reply to a prompt; options as for `stream`."""
@@ -167,6 +134,7 @@ class Model:
             sampling=Drawing(options, ids, max_tokens),
             stop_tokens=frozenset(self.tokenizer.eos_token_ids),
             ends=transcript.add,
+            starts=tuple(self.tokenizer.message_starts(ids)),
         )
         return request, transcript
 
@@ -180,6 +148,16 @@ class Model:
     def form(self, num_rows: int) -> Form:
         """The compiled form of a round of one segment with so many rows, the last of them drawn."""
         return self.runner.form(Capacity(bucket(num_rows), 1, 1))
+
+    def load_prompt_cache(self, path: str | Path) -> int:
+        """Takes over the kept states of a file; how many. Raises PromptCacheError."""
+        return prompt_cache.load(Path(path), self.service, self.runner.model)
+
+    def save_prompt_cache(self, path: str | Path) -> int:
+        """Writes all kept states to a file, for a later process with the same model; how many.
+        Raises PromptCacheError.
+        """
+        return prompt_cache.save(Path(path), self.service, self.runner.model)
 
     def encode(
         self,
@@ -251,58 +229,3 @@ class Model:
 
         self.service.alone(run)
         return run
-
-
-def load(
-    name: str | Path | None = None,
-    *,
-    device: str | None = None,
-    dtype: str | None = None,
-    context: int | None = None,
-    cache: str | Path | bool = True,
-    needs_text: bool = False,
-    streams: int = 1,
-    progress: Progress | None = None,
-    compiling: Compiling | None = None,
-    warn: Callable[[str], None] | None = None,
-) -> Model:
-    """Loads a folder, a hub name `org/name[@revision]`, or, without a name, the built-in model.
-
-    device: a tinygrad device. dtype: the compute type, by default the checkpoint's own; weights
-    stay as they are stored. context: how many tokens prompt and reply may have together. cache: the
-    folder of compiled steps, or False for none. needs_text: a folder without a tokenizer, which
-    could serve token ids, is refused. progress hears of bytes read, compiling of each form that has
-    to be compiled, warn of what works less well than it could. Raises LFM2Error.
-    """
-    warn = warn or (lambda message: None)
-    folder = resolve(name)
-    config = Config.from_folder(folder)
-    has_tokenizer = needs_text or (folder / "tokenizer.json").exists()
-    tokenizer = (Tokenizer.from_folder if has_tokenizer else NoTokenizer)(folder, config)
-    sampling = Sampling.from_generation_config(read_generation_config(folder))
-    compute = compute_dtype(dtype or config.dtype)
-    context = checked_context(context, config)
-    settle_tinygrad()
-    device = opened_device(device, warn)
-    weights = load_weights(folder, config, device, progress)
-    model = LFM2(config, weights, compute, device, context)
-    state = State.create(config, num_slots=streams, num_tokens=streams * context, dtype=compute, device=device)
-    root = cache_folder() if cache is True else Path(cache) if cache else None
-    artifacts = Artifacts(root, model_key(model, state, device), warn)
-    runner = Runner(model, state, device, artifacts, compiling)
-    return Model(config, tokenizer, runner, sampling, context, streams)
-
-
-def compute_dtype(name: str) -> DType:
-    if name not in DTYPES:
-        raise RequestError(f"dtype is {name!r}; it must be one of {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def checked_context(context: int | None, config: Config) -> int:
-    if context is None:
-        return min(config.max_positions, DEFAULT_CONTEXT)
-    check_count("context", context)
-    if context > config.max_positions:
-        raise RequestError(f"context is {context}; this model takes 1 to {config.max_positions}")
-    return int(context)

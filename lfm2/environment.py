@@ -13,6 +13,9 @@ from tinygrad.helpers import CACHELEVEL, DEV, PARALLEL
 
 from lfm2.errors import LFM2Error
 
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+# Of the machine's memory; the rest is for the system and for what a step computes.
+USABLE_SHARE = 0.9
 # The device files of a GPU's driver, and tinygrad's name for its device.
 GPUS = {"/dev/nvidia0": "CUDA", "/dev/kfd": "AMD"}
 # Compilers that people set CC to for other programs; they lack clang's --target.
@@ -80,6 +83,15 @@ def cache_folder() -> Path:
     except RuntimeError:
         # A container's made-up user has no home.
         return Path(tempfile.gettempdir()) / f"lfm2-{os.getuid()}"
+
+
+def machine_memory_bytes() -> int:
+    """The machine's memory, or what a container may have of it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(total, int(MEMORY_LIMIT.read_text()))
+    except (OSError, ValueError):
+        return total
 
 
 def codegen_environment() -> list[str]:

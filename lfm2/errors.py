@@ -37,3 +37,7 @@ class TokenizerError(LFM2Error):
 
 class NonFiniteLogits(LFM2Error):
     """The model produced a NaN or an infinity where a token had to be drawn."""
+
+
+class PromptCacheError(LFM2Error):
+    """A file of kept states that is damaged, of another model or of another version."""

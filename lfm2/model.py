@@ -169,6 +169,7 @@ class LFM2:
         self.config = config
         self.weights = weights
         self.dtype = dtype
+        self.context = context
         self.embed_tokens = weights["embed_tokens.weight"]
         self.embedding_norm = weights["embedding_norm.weight"]
         self.lm_head = weights.get("lm_head.weight", self.embed_tokens)

@@ -17,6 +17,8 @@ from metal_ops.launch import Step, copy_in, empty
 from metal_ops.table import SEGMENT_COLUMNS, Capacity
 from scheduler.rounds import Round
 
+# The fewest rows of a form for several segments.
+MIXED_ROWS = 16
 # Hears what is about to be compiled.
 Compiling = Callable[[Capacity], None]
 
@@ -66,7 +68,7 @@ class Runner:
         """Runs one round of at most MAX_ROWS rows: its slots advance by their segments."""
         if round.num_rows > MAX_ROWS:
             raise ValueError(f"a round holds at most {MAX_ROWS} rows, found {round.num_rows}")
-        form = self.form(capacity_of(round))
+        form = self.form(capacity_of(round, self.state.num_slots))
         tokens, table = pack(round, form.capacity, self.state.num_slots, self.state.num_tokens)
         copy_in(form.tokens, 0, memoryview(tokens).cast("B"))
         copy_in(form.table, 0, memoryview(table).cast("B"))
@@ -94,11 +96,19 @@ class Runner:
         return Form(capacity, tokens, table, step)
 
 
-def capacity_of(round: Round) -> Capacity:
-    """The smallest capacity that holds a round: powers of two of rows and segments; one drawn row a
+def capacity_of(round: Round, num_slots: int) -> Capacity:
+    """The capacity that a round is computed at: powers of two of rows and segments; one drawn row a
     segment, or all.
+
+    One segment, or single rows of several, get the smallest that holds them. Every other round gets
+    one for as many segments as there are slots, and some rows at least: what that costs is little,
+    and a form that must be compiled takes seconds.
     """
-    rows, segments = bucket(round.num_rows), bucket(len(round.segments))
+    num_rows, num_segments = round.num_rows, len(round.segments)
+    if num_segments > 1 and num_rows > num_segments:
+        num_rows, num_segments = max(num_rows, MIXED_ROWS), max(num_segments, num_slots)
+    rows, segments = bucket(num_rows), bucket(num_segments)
+    segments = min(rows, segments)
     return Capacity(rows, segments, segments if round.num_drawn <= segments else rows)
 
 

@@ -6,9 +6,11 @@ Nothing runs by itself: whoever waits for a reply turns the loop, and with it al
 from collections import deque
 from collections.abc import Sequence
 
-from lfm2.errors import RequestError
+from lfm2.errors import LFM2Error, RequestError
 from lfm2.kept import StateCopy
+from lfm2.runner import Runner
 from lfm2.serving import DrawingRunner
+from lfm2.state import MAX_ROWS
 from scheduler.cache import Kept, PromptCache
 from scheduler.chunks import Plan
 from scheduler.events import Event
@@ -16,27 +18,45 @@ from scheduler.loop import Scheduler
 from scheduler.options import Options
 from scheduler.request import Request, RequestRefused
 
+# Streams that decode in one round.
+MAX_ROUND_STREAMS = 32
+# States are kept of prompts of at least so many tokens, and at least so many apart, but where a
+# request asks for more.
+MIN_PROMPT = 64
+MIN_GAP = 64
+DEFAULT_CACHE_BYTES = 256 << 20
 # How many of the last used kept states are looked at for one that a prompt can go on from.
 MOST_COMPARED = 64
 
 
 class Service:
-    """budget_bytes: of kept states; 0 for none."""
+    """streams: most replies under way at once, of those that the state has slots for. chunk: most
+    tokens of a prompt in a round. cache_bytes: what kept states may take, 0 for none.
+    """
 
     def __init__(
         self,
-        runner: DrawingRunner,
-        options: Options,
-        budget_bytes: int,
-        min_prompt: int,
+        runner: Runner,
+        streams: int = 1,
+        chunk: int | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
-        self.runner = runner
-        self.options = options
+        self.runner = DrawingRunner(runner)
+        round_streams = min(streams, MAX_ROUND_STREAMS)
+        self.options = Options(
+            num_slots=streams,
+            num_tokens=runner.state.num_tokens,
+            chunk=chunk or largest_chunk(streams),
+            max_rows=MAX_ROWS,
+            round_rows=round_streams,
+            round_streams=round_streams,
+            min_gap=MIN_GAP,
+        )
         self.cache = None
-        if budget_bytes:
-            size = runner.copier.size
-            self.cache = PromptCache(runner, budget_bytes, size, min_prompt, options.min_gap)
-        self.scheduler = Scheduler(runner, options, self.cache)
+        if cache_bytes:
+            size = self.runner.copier.size
+            self.cache = PromptCache(self.runner, cache_bytes, size, MIN_PROMPT, MIN_GAP)
+        self.scheduler = Scheduler(self.runner, self.options, self.cache)
         # Who runs rounds without the scheduler, see `alone`.
         self.soloist: object = None
         self._boxes: dict[int, deque[Event]] = {}
@@ -83,6 +103,8 @@ class Service:
 
     def turn(self) -> None:
         """One turn of the loop, for all requests."""
+        if self.scheduler.is_idle:
+            raise LFM2Error("a reply was lost in an interrupt")
         for event in self.scheduler.step():
             # Nobody waits for one that was left.
             if event.number in self._boxes:
@@ -121,6 +143,11 @@ class Service:
     def _adopt(self, kept: Kept, at: int) -> None:
         copy: StateCopy = kept.copy
         self.cache.adopt(kept.prompt[:at], copy.shortened(at))
+
+
+def largest_chunk(streams: int) -> int:
+    """Rows of a prompt that a round has room for beside those of all who decode."""
+    return MAX_ROWS - (min(streams, MAX_ROUND_STREAMS) if streams > 1 else 0)
 
 
 def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:

@@ -3,7 +3,7 @@
 Knows which token opens a text and which end it; knows nothing about the model.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +23,10 @@ from lfm2.tokenizer_files import (
     read_templates,
     special_texts,
 )
+
+
+# What the chat templates of all LFM2 models write before each message.
+MESSAGE_OPENING = "<|im_start|>"
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,11 @@ class Tokenizer:
         letters = self.bpe.id_to_token(token)
         return b"" if letters is None else _bytes_of_letters(letters)
 
+    def message_starts(self, ids: Sequence[int]) -> list[int]:
+        """The positions of the tokens that open a chat's messages, if this vocabulary has one."""
+        opening = self.bpe.token_to_id(MESSAGE_OPENING)
+        return [position for position, token in enumerate(ids) if token == opening]
+
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of the ids, U+FFFD for bytes that are not UTF-8.
 
@@ -171,6 +180,9 @@ class NoTokenizer:
         raise TokenizerError(f"{self.path} is missing: without it a prompt is a list of token ids")
 
     encode_chat = decode = encode
+
+    def message_starts(self, ids: Sequence[int]) -> list[int]:
+        return []
 
     def token_bytes(self, token: int, skip_special: bool = True) -> bytes:
         return b""

@@ -41,16 +41,25 @@ class Memory:
 
     def read(self, offset: int, num_bytes: int) -> bytearray:
         """A copy of some bytes on the host."""
-        data = bytearray(num_bytes)
-        part = _part(self._buffer, offset, num_bytes)
-        part.allocator._copyout(memoryview(data), part._buf)
-        return data
+        return _read(self._buffer, offset, num_bytes)
 
     def write(self, offset: int, data: bytearray) -> None:
         """Copies bytes from the host to `offset`."""
         part = _part(self._buffer, offset, len(data))
         part.allocator._copyin(part._buf, memoryview(data))
         Device[part.device].synchronize()
+
+
+def read_tensor(tensor: Tensor, offset: int, num_bytes: int) -> bytearray:
+    """A copy of some bytes of a real tensor on the host."""
+    return _read(tensor.uop.buffer, offset, num_bytes)
+
+
+def _read(buffer: Buffer, offset: int, num_bytes: int) -> bytearray:
+    data = bytearray(num_bytes)
+    part = _part(buffer, offset, num_bytes)
+    part.allocator._copyout(memoryview(data), part._buf)
+    return data
 
 
 def _part(buffer: Buffer, offset: int, num_bytes: int) -> Buffer:

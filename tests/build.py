@@ -9,7 +9,7 @@ import numpy as np
 
 from lfm2.artifacts import Artifacts, model_key
 from lfm2.config import Config
-from lfm2.engine import compute_dtype
+from lfm2.loading import compute_dtype
 from lfm2.model import LFM2
 from lfm2.runner import Runner
 from lfm2.state import State

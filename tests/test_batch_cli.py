@@ -247,7 +247,7 @@ def test_options_are_defaults_that_a_line_overrides(command):
     assert command.model.asked == [defaults | {"prompt": "one"}, defaults | own]
     assert command("--raw", stdin=jsonl({"prompt": "a"}, {"prompt": "b", "raw": False}))[0] == 0
     assert [request["raw"] for request in command.model.asked] == [True, False]
-    assert command.loaded["streams"] == 8 and "max_gap_ms" not in command.loaded
+    assert command.loaded["streams"] == 8 and command.loaded["max_gap_ms"] is None
 
 
 def test_what_cannot_be_run_is_refused_before_anything_is_loaded_or_written(command, out):

@@ -447,18 +447,23 @@ def test_what_is_compiled_is_told_in_tokens(capsys):
 
 
 def test_a_stopped_reply_stays_in_the_conversation(capsys):
-    asked = []
+    asked, streams = [], []
 
     class Interrupted(list):
         reply = None
+        is_cancelled = False
 
         def __iter__(self):
             yield from ["Once", " upon"]
             raise KeyboardInterrupt
 
+        def cancel(self):
+            self.is_cancelled = True
+
     def stream(messages):
         asked.append(list(messages))
-        return Interrupted()
+        streams.append(Interrupted())
+        return streams[-1]
 
     chat = Chat(Terminal(), SimpleNamespace(stream=stream, prepare=lambda _: None), {})
     chat.reply("A story.")
@@ -466,6 +471,7 @@ def test_a_stopped_reply_stays_in_the_conversation(capsys):
     turns = [{"role": "user", "content": "A story."}, {"role": "assistant", "content": "Once upon"}]
     assert asked[1] == [*turns, {"role": "user", "content": "Go on."}]
     assert capsys.readouterr().out == "Once upon\n" * 2
+    assert all(stream.is_cancelled for stream in streams)
 
 
 def test_progress_is_for_terminals_and_wiped(capsys, monkeypatch):

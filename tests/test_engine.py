@@ -13,6 +13,7 @@ from lfm2.config import Config
 from lfm2.engine import Model
 from lfm2.errors import NonFiniteLogits, RequestError, TokenizerError
 from lfm2.sampling import Sampling
+from lfm2.service import Service
 from lfm2.tokenizer import Tokenizer
 from metal_ops.launch import copy_in
 from metal_ops.table import Capacity
@@ -45,7 +46,8 @@ def fresh(runner, parts):
     config, tokenizer = parts
 
     def fresh(context: int = NUM_TOKENS, chunk: int = 64, **options) -> Model:
-        return Model(config, tokenizer, runner, Sampling(), context, chunk=chunk, **options)
+        service = Service(runner, chunk=chunk, **options)
+        return Model(config, tokenizer, service, Sampling(), context)
 
     return fresh
 

@@ -65,7 +65,7 @@ def ragged(segments, num_slots=4, scratch_base=64):
             for slot, base, start, rows, drawn in segments
         )
     )
-    capacity = capacity_of(round)
+    capacity = capacity_of(round, 1)
     _, table = pack(round, capacity, num_slots, scratch_base)
     return capacity, Tensor(table)
 

@@ -16,7 +16,7 @@ from lfm2.cli.batch_progress import Progress, count_text
 from lfm2.cli.batch_results import ResultFile, ResultStream
 from lfm2.cli.batch_run import Run
 from lfm2.cli.batch_source import Source
-from lfm2.cli.loading import load_model, request_of
+from lfm2.cli.loading import kept_states, load_model, request_of
 from lfm2.cli.options import (
     COUNT,
     REPLYING,
@@ -24,6 +24,7 @@ from lfm2.cli.options import (
     loading_options,
     no_cache_option,
     options,
+    prompt_cache_option,
 )
 from lfm2.cli.terminal import Terminal
 from lfm2.errors import LFM2Error, RequestError
@@ -52,6 +53,7 @@ STREAMS = 8
 @options(
     loading_options("Tokens that each prompt and its reply may have together"),
     no_cache_option,
+    prompt_cache_option,
     click.option(
         "--streams",
         type=COUNT,
@@ -106,6 +108,7 @@ def batch(
             results = ResultFile(Path(out), is_resumed, is_replaced)
         stack.callback(results.close)
         model = load_model(terminal, given)
+        stack.enter_context(kept_states(terminal, model, given["prompt_cache"]))
         results.begin()
         source = Source(file, MAX_LINE_BYTES)
         num_lines = source.count() if terminal.is_terminal else None

@@ -8,13 +8,14 @@ import click
 
 import lfm2
 from lfm2.cli.generate import report
-from lfm2.cli.loading import decode, load_model, request_of
+from lfm2.cli.loading import decode, kept_states, load_model, request_of
 from lfm2.cli.options import (
     REPLYING,
     SAMPLING,
     loading_options,
     no_cache_option,
     options,
+    prompt_cache_option,
 )
 from lfm2.cli.terminal import OutputFailed, Terminal
 from lfm2.errors import LFM2Error, RequestError
@@ -90,13 +91,14 @@ class Chat:
         """Answers `text`. A turn that failed, or stopped before its first piece, is forgotten."""
         turn = {"role": "user", "content": text}
         pieces: list[str] = []
+        stream = self.stream([*self.messages, turn])
         try:
-            stream = self.stream([*self.messages, turn])
             self.model.prepare(stream)
             for piece in stream:
                 pieces.append(piece)
                 self.terminal.write(piece)
         except KeyboardInterrupt:
+            stream.cancel()
             self.terminal.write("\n" if pieces else "")
         else:
             self.terminal.write("\n")
@@ -131,6 +133,7 @@ class Chat:
 @options(
     loading_options("Tokens that a whole conversation may have"),
     no_cache_option,
+    prompt_cache_option,
     REPLYING,
     SAMPLING,
 )
@@ -147,7 +150,8 @@ def chat(terminal: Terminal, **given) -> None:
     talk = Chat(terminal, model, request)
     if keyboard.is_terminal:
         terminal.note("/help lists the commands")
-    with contextlib.suppress(KeyboardInterrupt):
+    states = kept_states(terminal, model, given["prompt_cache"])
+    with states, contextlib.suppress(KeyboardInterrupt):
         while take_turn(terminal, keyboard, talk):
             pass
     click.get_current_context().exit(talk.exit_code)

@@ -9,6 +9,7 @@ import lfm2
 from lfm2.cli.loading import (
     Compilation,
     Stopwatch,
+    kept_states,
     load_model,
     peak_memory_bytes,
     read_text,
@@ -21,6 +22,7 @@ from lfm2.cli.options import (
     loading_options,
     no_cache_option,
     options,
+    prompt_cache_option,
 )
 from lfm2.cli.terminal import Terminal, bytes_text
 from lfm2.request import check_request
@@ -42,6 +44,7 @@ ENDINGS = {
 @options(
     loading_options("Tokens that prompt and reply may have together"),
     no_cache_option,
+    prompt_cache_option,
     REPLYING,
     SAMPLING,
     click.option("--raw", is_flag=True, help="Go on with the prompt as it is: no chat template."),
@@ -72,12 +75,13 @@ def generate(
     compilation = Compilation(terminal)
     model = load_model(terminal, given, compilation)
     times = {"load_s": watch.lap_s()}
-    stream = model.stream(prompt, **request)
-    model.prepare(stream)
-    times["compile_s"] = watch.lap_s() if compilation.num_steps else 0.0
-    for piece in stream:
-        if not as_json:
-            terminal.write(piece)
+    with kept_states(terminal, model, given["prompt_cache"]):
+        stream = model.stream(prompt, **request)
+        model.prepare(stream)
+        times["compile_s"] = watch.lap_s() if compilation.num_steps else 0.0
+        for piece in stream:
+            if not as_json:
+                terminal.write(piece)
     reply = stream.reply
     times |= {"first_token_s": reply.prefill_s, "decode_s": reply.decode_s}
     terminal.write(json_line(model, reply, times) if as_json else "\n")

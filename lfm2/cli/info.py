@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from lfm2.cli.costs import bytes_by_kind, bytes_per_token, decode_bytes
 from lfm2.cli.options import json_option, model_option, options
 from lfm2.cli.terminal import Terminal, bytes_text
 from lfm2.config import Config
-from lfm2.environment import cache_folder
+from lfm2.environment import USABLE_SHARE, cache_folder, machine_memory_bytes
 from lfm2.errors import TokenizerError
 from lfm2.hub import DEMO_FOLDER, resolve
 from lfm2.layout import Target, plan
@@ -21,9 +20,6 @@ from lfm2.state import ring_size
 from lfm2.tokenizer import Tokenizer
 
 COMPUTE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Of the machine's memory; the rest is for the system and for what a step computes.
-USABLE_SHARE = 0.9
-MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @click.command()
@@ -116,15 +112,6 @@ def tokenizer_facts(folder: Path, config: Config) -> dict:
         "eos_token_ids": sorted(tokenizer.eos_token_ids),
         "has_chat_template": bool(tokenizer.templates),
     }
-
-
-def machine_memory_bytes() -> int:
-    """The machine's memory, or what a container may have of it."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(total, int(MEMORY_LIMIT.read_text()))
-    except (OSError, ValueError):
-        return total
 
 
 def table(found: dict) -> str:

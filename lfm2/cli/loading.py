@@ -2,9 +2,11 @@
 work on.
 """
 
+import contextlib
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import lfm2
@@ -12,8 +14,16 @@ from lfm2.cli.terminal import Bar, Terminal, bytes_text
 from lfm2.errors import RequestError
 
 # The options that are `lfm2.load`'s; what else a command is given, it asks of the model.
-SERVING_NAMES = ("streams", "max_gap_ms")
-LOADING_NAMES = ("model", "device", "dtype", "context", "no_cache", *SERVING_NAMES)
+LOADING_NAMES = (
+    "model",
+    "device",
+    "dtype",
+    "context",
+    "no_cache",
+    "streams",
+    "max_gap_ms",
+    "prompt_cache",
+)
 
 
 class Compilation:
@@ -53,11 +63,28 @@ def load_model(
         context=given["context"],
         cache=not given.get("no_cache", False),
         needs_text=needs_text,
+        streams=given.get("streams") or 1,
+        max_gap_ms=given.get("max_gap_ms"),
         progress=Bar(terminal, "loading weights", bytes_text),
         compiling=compilation or Compilation(terminal),
         warn=terminal.warn,
-        **{name: given[name] for name in SERVING_NAMES if given.get(name) is not None},
     )
+
+
+@contextlib.contextmanager
+def kept_states(terminal: Terminal, model: "lfm2.Model", path: str | None) -> Iterator[None]:
+    """Takes over the kept states of the file that --prompt-cache names, and writes it anew at the
+    end, an interrupt's too. Raises PromptCacheError.
+    """
+    if path is None:
+        yield
+        return
+    if Path(path).exists():
+        terminal.detail(f"{path}: {model.load_prompt_cache(path)} kept states")
+    try:
+        yield
+    finally:
+        terminal.detail(f"{path}: {model.save_prompt_cache(path)} kept states written")
 
 
 def read_text(path: str) -> str:

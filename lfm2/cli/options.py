@@ -74,6 +74,11 @@ def loading_options(context: str) -> tuple[Callable, ...]:
 
 
 no_cache_option = click.option("--no-cache", is_flag=True, help="Compile anew and keep nothing.")
+prompt_cache_option = click.option(
+    "--prompt-cache",
+    metavar="FILE",
+    help="Go on from the states of earlier prompts that this file holds, and add this one's.",
+)
 REPLYING = (
     click.option(
         "-n",

@@ -1,0 +1,75 @@
+"""What a round costs on this machine, measured once and kept with the compiled steps; and how many
+tokens of a prompt a round may have so that nobody waits longer than asked.
+"""
+
+import json
+import time
+from collections.abc import Callable
+
+from lfm2.runner import MIXED_ROWS, Runner
+from lfm2.service import MAX_ROUND_STREAMS
+from lfm2.state import MAX_ROWS
+from scheduler.chunks import RoundCost, planned_chunk
+from scheduler.rounds import Round, Segment
+
+# Rounds of so many rows are timed, the fastest of several runs each.
+SIZES = (MIXED_ROWS, 128, MAX_ROWS)
+NUM_RUNS = 3
+# Rows cost more with more before them; they are timed after so many.
+DEPTH = 2048
+NAME = "round cost"
+
+
+def gap_chunk(
+    runner: Runner, streams: int, max_gap_ms: float, warn: Callable[[str], None]
+) -> int:
+    """Most rows of a chunk such that a round of it and of a row of every stream takes at most
+    `max_gap_ms`, as far as a round can be that short.
+    """
+    cost = round_cost(runner)
+    least_ms = 1000 * cost.seconds(MIXED_ROWS)
+    if least_ms > max_gap_ms:
+        warn(f"a gap of {max_gap_ms:g} ms is too short here: the smallest takes {least_ms:.3g} ms")
+    return planned_chunk(max_gap_ms / 1000, cost, min(streams, MAX_ROUND_STREAMS), MAX_ROWS)
+
+
+def round_cost(runner: Runner) -> RoundCost:
+    """The cost that was kept, or else is measured now. For a runner that serves nobody yet."""
+    kept = runner.artifacts.load_note(NAME)
+    try:
+        found = json.loads(kept or "")
+        return RoundCost(float(found["fixed_s"]), float(found["row_s"]))
+    except (ValueError, KeyError, TypeError):
+        # None, or damaged.
+        cost = line_above(measure(runner))
+        runner.artifacts.save_note(NAME, json.dumps(vars(cost)))
+        return cost
+
+
+def measure(runner: Runner) -> dict[int, float]:
+    """Rows of a round -> seconds that it takes."""
+    return {size: min(time_round(runner, size) for _ in range(NUM_RUNS)) for size in SIZES}
+
+
+def time_round(runner: Runner, num_rows: int) -> float:
+    """Seconds of a round of a chunk and of a row of each other stream."""
+    num_tokens = runner.state.num_tokens
+    num_others = min(runner.state.num_slots, MAX_ROUND_STREAMS, num_rows // 2) - 1
+    start = max(min(DEPTH, runner.model.context - num_rows, num_tokens - num_rows), 0)
+    # Whatever is in the pool there: rows that do not go together are timed as well as others.
+    tokens = (0,) * min(num_rows - num_others, num_tokens)
+    segments = [Segment(0, 0, start, tokens, 1)]
+    segments += [Segment(slot + 1, 0, 0, (0,), 1) for slot in range(num_others)]
+    began = time.perf_counter()
+    runner.run(Round(tuple(segments)))
+    return time.perf_counter() - began
+
+
+def line_above(times: dict[int, float]) -> RoundCost:
+    """The cost that no measured time is above, of the slope between the smallest and the largest
+    round.
+    """
+    least, most = min(times), max(times)
+    row_s = max((times[most] - times[least]) / (most - least), 0.0)
+    fixed_s = max(0.0, *(seconds - row_s * size for size, seconds in times.items()))
+    return RoundCost(fixed_s, row_s)
