@@ -6,6 +6,7 @@ A reply is its prompt in capitals, and as many tokens as the request allows.
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import lfm2
@@ -39,6 +40,13 @@ class StandIn:
             while following in early:
                 yield early.pop(following)
                 following += 1
+
+    def load_prompt_cache(self, path: str) -> int:
+        raise lfm2.LFM2Error(f"{path} is damaged")
+
+    def save_prompt_cache(self, path: str) -> int:
+        Path(path).write_text("states")
+        return 1
 
     def _finishing(self, requests: Iterator[dict]) -> Iterator:
         running: dict[int, int] = {}

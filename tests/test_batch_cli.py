@@ -296,6 +296,17 @@ def test_a_model_that_cannot_be_loaded_costs_no_results(command, out, monkeypatc
         assert command(source, "-o", out, option)[0] == 1 and out.read_bytes() == before
 
 
+def test_kept_states_are_taken_over_and_written(command, out, tmp_path):
+    states = tmp_path / "states"
+    lines = jsonl({"prompt": "a"})
+    assert command("-o", out, "--prompt-cache", states, stdin=lines)[0] == 0
+    assert states.read_text() == "states"
+    before = out.read_bytes()
+    code, _, errors = command("-o", out, "--force", "--prompt-cache", states, stdin=lines)
+    assert code == 1 and errors.endswith(f"Error: {states} is damaged\n")
+    assert out.read_bytes() == before
+
+
 def test_resume_serves_what_has_no_reply(command, out):
     requests = [*numbered(6), {"prompt": "wrong", "seed": -1}]
     source = out.with_name("in.jsonl")
@@ -528,3 +539,18 @@ def test_the_built_in_model_serves_a_batch(monkeypatch, capsys, tmp_path, steps)
     assert tokens["tokens"] == text["tokens"][:2] and tokens["usage"]["prompt_tokens"] == 17
     assert [entry["token"] for entry in tokens["logprobs"]] == tokens["tokens"]
     assert all(record["timings"]["prefill_s"] > 0 for record in (text, messages, tokens))
+
+
+def test_the_model_goes_on_while_there_is_no_next_request(steps):
+    replies = []
+
+    def requests():
+        yield {"prompt": "What is the capital of France?", "max_tokens": 2}
+        while not replies:
+            yield None
+        yield {"prompt": "What is the capital of Spain?", "max_tokens": 2}
+
+    model = lfm2.load(cache=steps)
+    for answer in model.batch(requests()):
+        replies.append((answer.index, answer.reply.text))
+    assert replies == [(0, "The capital"), (1, "The capital")]
