@@ -12,6 +12,9 @@ from scheduler.request import Request
 # Requests taken ahead, for each stream, so that none waits for the next.
 NUM_AHEAD = 2
 
+# In place of a request once there are no more.
+END = object()
+
 MakeRequest = Callable[..., tuple[Request, Transcript]]
 
 
@@ -34,7 +37,7 @@ class Pending:
 
 
 def batch(
-    service: Service, make_request: MakeRequest, requests: Iterable[dict], ordered: bool
+    service: Service, make_request: MakeRequest, requests: Iterable[dict | None], ordered: bool
 ) -> Iterator[BatchReply]:
     """See `Model.batch`."""
     replies = served(service, make_request, iter(requests))
@@ -85,20 +88,21 @@ class Batch:
 
 
 def served(
-    service: Service, make_request: MakeRequest, requests: Iterator[dict]
+    service: Service, make_request: MakeRequest, requests: Iterator[dict | None]
 ) -> Iterator[BatchReply]:
     """Replies as they are finished."""
     service.end_streams()
     batch = Batch(service, make_request)
-    source = enumerate(requests)
+    index = -1
     is_exhausted = False
     try:
         while batch.pending or not is_exhausted:
             while not (is_exhausted or batch.is_full):
-                index, asked = next(source, (None, None))
-                is_exhausted = index is None
-                if is_exhausted:
+                asked = next(requests, END)
+                is_exhausted = asked is END
+                if asked is END or asked is None:
                     break
+                index += 1
                 try:
                     batch.begin(index, asked)
                 except LFM2Error as error:

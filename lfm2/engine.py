@@ -84,12 +84,15 @@ class Model:
         request = replace(request, marks=tuple(filter(None, marks)), keeps_reply=True)
         return Stream(self.service, request, transcript)
 
-    def batch(self, requests: Iterable[dict], *, ordered: bool = False) -> Iterator[BatchReply]:
+    def batch(
+        self, requests: Iterable[dict | None], *, ordered: bool = False
+    ) -> Iterator[BatchReply]:
         """The replies to many requests, as many at once as the model has streams.
 
         A request is a dict of "prompt" or "messages" and the options of `stream`. They are taken as
         they are needed, and replies come as they are finished, or in the order of the requests. One
-        that cannot be served is a reply with its error, and the others go on.
+        that cannot be served is a reply with its error, and the others go on. None in place of a
+        request says that there is none yet: those under way go on before the next is asked for.
         """
         return batch(self.service, self.request, requests, ordered)
 

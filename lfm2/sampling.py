@@ -31,7 +31,7 @@ from lfm2.errors import ConfigError, NonFiniteLogits, RequestError
 
 WORD = (1 << 64) - 1
 MAX_BIAS = 1e9  # with the other limits no finite float32 logit can overflow float64
-MIN_TEMPERATURE = 1e-6
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e9  # a whole number can be beyond every float
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,11 @@ class Rule:
 
 
 RULES = {
-    "temperature": Rule(Real, lambda v: 0 <= v < math.inf, "a number of at least 0 (0 = greedy)"),
+    "temperature": Rule(
+        Real,
+        lambda v: 0 <= v <= MAX_TEMPERATURE,
+        f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}",
+    ),
     "top_k": Rule(Integral, lambda v: v >= 0, "a whole number of at least 0 (0 = all tokens)"),
     "top_p": Rule(Real, lambda v: 0 < v <= 1, "a number above 0 and at most 1 (1 = off)"),
     "min_p": Rule(Real, lambda v: 0 <= v <= 1, "a number from 0 to 1 (0 = off)"),

@@ -25,6 +25,7 @@ INTERRUPT_DELAY_S = 0.01
 COMMANDS = {
     "generate": "Write the reply to a prompt.",
     "chat": "Talk with a model.",
+    "batch": "Serve the requests of a file, many at once.",
     "info": "Show what a checkpoint is and what it takes, without loading it.",
     "compile": "Compile ahead of time what generate and chat need.",
     "convert": "Write a quantised copy of a checkpoint.",
