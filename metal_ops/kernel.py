@@ -20,6 +20,7 @@ HEAD = """#include <metal_stdlib>
 using namespace metal;
 // Loops over arrays that have to be in registers.
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_BY_4 _Pragma("clang loop unroll_count(4)")
 """
 SIMD_WIDTH = 32
 # What Metal calls the types of a tensor.

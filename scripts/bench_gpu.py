@@ -16,24 +16,26 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from math import prod
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median, quantiles
 
-from tinygrad import Device, GlobalCounters, Tensor, dtypes
+from tinygrad import Device, Tensor, dtypes
 from tinygrad.dtype import DType
-from tinygrad.helpers import DEV
 
 from lfm2.artifacts import Artifacts
 from lfm2.cli.costs import decode_bytes
 from lfm2.config import Config
 from lfm2.environment import ensure_compiler, settle_tinygrad
 from lfm2.model import LFM2
-from lfm2.runner import Runner
+from lfm2.runner import Runner, capacity_of, pack, read
 from lfm2.shapes import can_quantize, weight_shapes
 from lfm2.state import MAX_ROWS, State
 from lfm2.weights import Weights
+from metal_ops.launch import copy_in, empty
+from metal_ops.memory import Memory
 from metal_ops.quantized import QuantizedMatrix
 from scheduler.rounds import Round, Segment
 from scripts.make_checkpoint import SHAPES, config_of
@@ -46,7 +48,10 @@ COPY_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class Figure:
-    """tok_s with the middle half of its rounds; bytes_s is none where no bytes are reckoned."""
+    """tok_s with the middle half of its rounds; bytes_s is none where no bytes are reckoned.
+
+    num_launches: of a round. host_share: of the time until the last launch was handed over.
+    """
 
     what: str
     tok_s: float
@@ -56,7 +61,7 @@ class Figure:
     host_share: float | None = None
 
 
-def random_weights(config: Config, bits: int) -> Weights:
+def random_weights(config: Config, bits: int, device: str) -> Weights:
     """Every tensor of the architecture: bf16, or its matrices in codes of so many bits."""
     weights: Weights = {}
     for seed, (name, shape) in enumerate(weight_shapes(config).items()):
@@ -65,43 +70,45 @@ def random_weights(config: Config, bits: int) -> Weights:
             # The model knows the stacked ones by their path.
             name = name.removesuffix(".weight")
         if name.endswith("expert_bias"):
-            weights[name] = Tensor.zeros(shape).contiguous().realize()
+            weights[name] = _made(Tensor.zeros(*shape), shape, dtypes.float32, device)
         elif bits < 16 and is_matrix:
             width = ROUTER_BITS if name.endswith("gate.weight") else bits
-            weights[name] = _random_codes(shape, width, seed)
+            weights[name] = _random_codes(shape, width, seed, device)
         else:
             scale = shape[-1] ** -0.5 if is_matrix else 1.0
-            weights[name] = _random(shape, seed, scale, dtypes.bfloat16)
+            weights[name] = _random(shape, seed, scale, dtypes.bfloat16, device)
     return weights
 
 
 def _hash(count: int, seed: int) -> Tensor:
-    """Numbers that look random, uint32, on tinygrad's default device."""
+    """Numbers that look random, uint32."""
     x = Tensor.arange(count, dtype=dtypes.uint32) * 2654435761 + seed * 40503
     x = (x ^ (x >> 15)) * 2246822519
     return (x ^ (x >> 13)) * 3266489917
 
 
-def _random(shape: tuple[int, ...], seed: int, scale: float, dtype: DType) -> Tensor:
-    count = 1
-    for size in shape:
-        count *= size
-    uniform = (_hash(count, seed) >> 8).cast(dtypes.float32) * (2.0**-23) - 1
-    return (uniform * scale).cast(dtype).reshape(shape).contiguous().realize()
+def _made(values: Tensor, shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
+    """A real buffer of these values, computed on the device."""
+    # NOTE: a tensor of constants alone has no device, and would be computed anew where it is used.
+    made = empty(shape, dtype, device)
+    return made.assign(values.cast(dtype).reshape(shape).to(device)).realize()
 
 
-def _random_codes(shape: tuple[int, ...], bits: int, seed: int) -> QuantizedMatrix:
+def _random(shape: tuple[int, ...], seed: int, scale: float, dtype: DType, device: str) -> Tensor:
+    uniform = (_hash(prod(shape), seed) >> 8).cast(dtypes.float32) * (2.0**-23) - 1
+    return _made(uniform * scale, shape, dtype, device)
+
+
+def _random_codes(shape: tuple[int, ...], bits: int, seed: int, device: str) -> QuantizedMatrix:
     *rows, depth = shape
     words, groups = (*rows, depth * bits // 32), (*rows, depth // GROUP_SIZE)
-    count = 1
-    for size in words:
-        count *= size
     step = 2 * depth**-0.5 / 2**bits
-    scales = (Tensor.ones(groups) * step).cast(dtypes.bfloat16)
-    biases = scales * -(2 ** (bits - 1))
-    codes = _hash(count, seed).reshape(words).contiguous().realize()
-    parts = [part.contiguous().realize() for part in (scales, biases)]
-    return QuantizedMatrix(codes, *parts, bits, GROUP_SIZE)
+    codes = _made(_hash(prod(words), seed), words, dtypes.uint32, device)
+    scales, biases = (
+        _made(Tensor.ones(*groups) * value, groups, dtypes.bfloat16, device)
+        for value in (step, -step * 2 ** (bits - 1))
+    )
+    return QuantizedMatrix(codes, scales, biases, bits, GROUP_SIZE)
 
 
 class Bench:
@@ -109,16 +116,24 @@ class Bench:
 
     def __init__(self, config: Config, bits: int, device: str, streams: int, context: int) -> None:
         self.config, self.device, self.context = config, device, context
-        weights = random_weights(config, bits)
+        weights = random_weights(config, bits, device)
         self.sizes = {name: _num_bytes(weight) for name, weight in weights.items()}
         model = LFM2(config, weights, dtypes.bfloat16, device, context)
         state = State.create(config, streams, streams * context, dtypes.bfloat16, device)
         self.runner = Runner(model, state, device, Artifacts(None, "", print))
 
     def run(self, segments: list[Segment]) -> float:
-        """Seconds of one round, its picks read."""
+        """Seconds of one round, its picks read, as Runner.run does it; keeps how many were ours."""
         start = time.perf_counter()
-        self.runner.run(Round(tuple(segments)))
+        round = Round(tuple(segments))
+        form = self.runner.form(capacity_of(round, self.runner.state.num_slots))
+        state = self.runner.state
+        tokens, table = pack(round, form.capacity, state.num_slots, state.num_tokens)
+        copy_in(form.tokens, 0, memoryview(tokens).cast("B"))
+        copy_in(form.table, 0, memoryview(table).cast("B"))
+        _, picks, *_ = form.step()
+        self.host_s = time.perf_counter() - start
+        read(picks)
         return time.perf_counter() - start
 
     def prefill(self, num_tokens: int, slot: int = 0) -> float:
@@ -133,25 +148,27 @@ class Bench:
     def prefill_figure(self, num_tokens: int) -> Figure:
         self.prefill(num_tokens)
         times = [self.prefill(num_tokens) for _ in range(5)]
-        launches = sum(len(form.step.launches) for form in self.runner.forms.values())
+        launches = max(len(form.step.launches) for form in self.runner.forms.values())
         return _figure(f"prefill {num_tokens}", num_tokens, times, launches)
 
     def decode_figure(self, streams: int, after: int) -> Figure:
         for slot in range(streams):
             self.prefill(after, slot)
-        times = []
+        times, host = [], []
         for i in range(NUM_ROUNDS + 3):
             segments = [
                 Segment(slot, slot * self.context, after + i, (11 + slot * 5 + i,), 1)
                 for slot in range(streams)
             ]
             times.append(self.run(segments))
+            host.append(self.host_s / times[-1])
         form = next(
             form for capacity, form in self.runner.forms.items() if capacity.segments == streams
         )
         num_bytes = self.decode_bytes(streams, after) if streams == 1 else None
         launches = len(form.step.launches)
-        return _figure(f"decode {streams}", streams, times[3:], launches, num_bytes)
+        figure = _figure(f"decode {streams}", streams, times[3:], launches, num_bytes)
+        return replace(figure, host_share=median(host[3:]))
 
     def decode_bytes(self, streams: int, after: int) -> int:
         """What a round of one row must read: weights that it uses, keys and values."""
@@ -176,12 +193,12 @@ def _figure(
 
 def copy_bandwidth(device: str) -> float:
     """Bytes read and written a second by a large copy on the device."""
-    source = Tensor.zeros(COPY_BYTES // 4, device=device).contiguous().realize()
+    source, target = empty((COPY_BYTES,), dtypes.uint8, device), Memory(COPY_BYTES, device)
     times = []
     for _ in range(6):
         Device[device].synchronize()
         start = time.perf_counter()
-        (source + 1).contiguous().realize()
+        target.store(0, source, 0, COPY_BYTES)
         Device[device].synchronize()
         times.append(time.perf_counter() - start)
     return 2 * COPY_BYTES / median(times[1:])
@@ -208,7 +225,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="of a shortened model")
     parser.add_argument("--peer", metavar="PYTHON", help="an interpreter with transformers")
     options = parser.parse_args()
-    DEV.value = options.device
     ensure_compiler(options.device)
     settle_tinygrad()
     bandwidth = copy_bandwidth(options.device)
@@ -230,7 +246,6 @@ def main() -> None:
             del bench
     about = {"tinygrad": version("tinygrad"), "python": platform.python_version()}
     about |= {"device": str(Device[options.device].renderer.target), "copy_bytes_s": bandwidth}
-    about["peak_memory_bytes"] = GlobalCounters.mem_used
     print(json.dumps(about | {"results": results}))
 
 
@@ -238,6 +253,8 @@ def _print(shape: str, bits: int, figure: Figure, bandwidth: float, peer: dict |
     low, high = figure.spread
     line = f"{shape:14} {bits:2} bit  {figure.what:14} {figure.tok_s:10,.1f} tok/s"
     line += f"  ({low:,.1f}-{high:,.1f})  {figure.num_launches} launches"
+    if figure.host_share is not None:
+        line += f"  host {figure.host_share:.0%}"
     if figure.bytes_s is not None:
         line += f"  {figure.bytes_s / 1e9:,.0f} GB/s = {figure.bytes_s / bandwidth:.0%} of a copy"
     if peer and figure.what in peer["tok_s"]:

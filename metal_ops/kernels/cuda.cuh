@@ -6,6 +6,7 @@
 // the compiler is installed. Ampere or later, which have bfloat and its tensor cores; rounding to nearest everywhere,
 // and no approximate functions.
 #define UNROLL _Pragma("unroll")
+#define UNROLL_BY_4 _Pragma("unroll 4")
 #define INFINITY __int_as_float(0x7f800000)
 #define EVERY_LANE 0xffffffffu
 

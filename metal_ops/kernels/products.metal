@@ -34,6 +34,13 @@ struct WeightRow {
 #define OUTPUTS (TILE * OUTPUT_TILES)
 #define ROWS (TILE * ROW_TILES)
 
+// Few rows wait for their weights: loads of several units are in flight at a time.
+#if ROW_TILES == 1
+#define AHEAD UNROLL_BY_4
+#else
+#define AHEAD
+#endif
+
 // The first unit of a chunk of K: CHUNKS of them, as even as they can be.
 inline int chunk_start(int chunk) { return chunk * NUM_UNITS / CHUNKS; }
 
@@ -91,8 +98,14 @@ inline void sum_chunk(
   UNROLL for (int r = 0; r < ROW_TILES; r++) {
     UNROLL for (int o = 0; o < OUTPUT_TILES; o++) sums[r][o] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
-  const int span = UNIT / 4, end = chunk_start(chunk + 1);
-  for (int unit = chunk_start(chunk); unit < end; unit++) {
+  const int span = UNIT / 4, first = chunk_start(chunk);
+#if NUM_UNITS % CHUNKS == 0
+  const int count = NUM_UNITS / CHUNKS;
+#else
+  const int count = chunk_start(chunk + 1) - first;
+#endif
+  AHEAD for (int i = 0; i < count; i++) {
+    const int unit = first + i;
 #if BITS
     Sums products[ROW_TILES][OUTPUT_TILES];
     float2 totals[ROW_TILES];
