@@ -20,9 +20,7 @@ DEPTH = 2048
 NAME = "round cost"
 
 
-def gap_chunk(
-    runner: Runner, streams: int, max_gap_ms: float, warn: Callable[[str], None]
-) -> int:
+def gap_chunk(runner: Runner, streams: int, max_gap_ms: float, warn: Callable[[str], None]) -> int:
     """Most rows of a chunk such that a round of it and of a row of every stream takes at most
     `max_gap_ms`, as far as a round can be that short.
     """

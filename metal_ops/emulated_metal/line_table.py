@@ -44,7 +44,7 @@ class Reader:
 
 
 def line_at(shared_object: Path, address: int) -> str:
-    """"at file:line" of the code at an address, counted from where the object is loaded; "at ?" if
+    """ "at file:line" of the code at an address, counted from where the object is loaded; "at ?" if
     the table has none.
 
     "near file:line" where the compiler joined code of several lines.
