@@ -126,7 +126,7 @@ def _expert_kernel(
     # Rows that only fill a tile up cost as much as true ones: a tile is as high as an expert has
     # members on average, and where it has more, its weights come out of the cache again.
     num_members = divide_up(num_pairs, num_experts)
-    output_tiles = num_output_tiles(num_members, len(weights), target)
+    output_tiles = num_output_tiles(num_members, target)
     values = constants(weight, rows.dtype, num_rows, output_tiles) | {
         "ROW_TILES": num_row_tiles(num_members)
     }
@@ -144,7 +144,7 @@ def _expert_kernel(
     return Kernel(
         name,
         source,
-        (divide_up(num_outputs, TILE * output_tiles), lists.most_used, 1),
+        (divide_up(num_outputs * len(weights), TILE * output_tiles), lists.most_used, 1),
         values["THREADS"],
         (out,),
         (

@@ -145,7 +145,7 @@ def project_kernel(
     if k != v or not is_alike or not is_served(q, dtype):
         return None
     kinds = {"q": q, "k": k, "v": v}
-    tile = TILE * num_output_tiles(num_rows, 1, target)
+    tile = TILE * num_output_tiles(num_rows, target)
     return _tiled(
         "project",
         num_rows,
@@ -182,9 +182,9 @@ def _tiled(
 ) -> Kernel:
     """A launch over the tiles of so many outputs and rows; x comes first of what it reads.
 
-    num_weights: of those that a threadgroup multiplies with.
+    num_weights: of those that a threadgroup shares its tiles of outputs between.
     """
-    output_tiles = num_output_tiles(num_rows, num_weights, target)
+    output_tiles = num_output_tiles(num_rows, target)
     weight = weights[0]
     x = Argument("x", (num_rows, weight.depth), dtype)
     name = f"{op}{weight.suffix}_{num_rows}x{num_outputs}x{weight.depth}"
@@ -194,7 +194,7 @@ def _tiled(
     return Kernel(
         name,
         source,
-        (row_blocks, divide_up(num_outputs, TILE * output_tiles), 1),
+        (row_blocks, divide_up(num_outputs * num_weights, TILE * output_tiles), 1),
         values["THREADS"],
         writes,
         (x, *reads),

@@ -87,10 +87,10 @@ def num_row_tiles(num_rows: int) -> int:
     return min(MAX_ROW_TILES, 1 << (divide_up(num_rows, TILE) - 1).bit_length())
 
 
-def num_output_tiles(num_rows: int, num_weights: int, target: Target) -> int:
-    """Tiles of each weight that a threadgroup has outputs of. No sum depends on it."""
+def num_output_tiles(num_rows: int, target: Target) -> int:
+    """Tiles of outputs of a threadgroup that multiplies so many rows. No sum depends on it."""
     is_wide = target is Target.CUDA and num_rows > MAX_ROW_TILES * TILE
-    return (WIDE_OUTPUT_TILES if is_wide else OUTPUT_TILES) // num_weights
+    return WIDE_OUTPUT_TILES if is_wide else OUTPUT_TILES
 
 
 def constants(

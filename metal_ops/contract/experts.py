@@ -91,8 +91,8 @@ def gate_up_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
         return gate_up_kernel(num_rows, weight, weight, kinds[0][0], target)
 
     swapped = (
-        "fold(gates, element), fold(ups, element)",
-        "fold(ups, element), fold(gates, element)",
+        "fold(partial, element), fold(partial, element + HALF_OUTPUTS)",
+        "fold(partial, element + HALF_OUTPUTS), fold(partial, element)",
     )
     controls = (*CONTROLS, Control("gate and up change places", *swapped, "reference"))
     rows = company(make, "x", "hidden", dense)

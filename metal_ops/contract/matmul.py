@@ -97,8 +97,8 @@ def gate_up_contract(name: str, kinds: list, target: Target) -> Contract:
         NO_BARRIER,
         Control(
             "gate and up change places",
-            "swiglu(fold(gates, element), fold(ups, element))",
-            "swiglu(fold(ups, element), fold(gates, element))",
+            "swiglu(fold(partial, element), fold(partial, element + HALF_OUTPUTS))",
+            "swiglu(fold(partial, element + HALF_OUTPUTS), fold(partial, element))",
             "reference",
         ),
     )

@@ -172,7 +172,14 @@ inline float fold(threadgroup float (&partial)[CHUNKS][ROWS * OUTPUTS], int elem
   return sum;
 }
 
+// Where a threadgroup's first half of outputs is a gate's and the second half the other factor's: their product.
+#define HALF_TILES (OUTPUT_TILES / 2)
+#define HALF_OUTPUTS (OUTPUTS / 2)
 inline T swiglu(float gate, float up) {
   const float g = float(T(gate));
   return T(float(T(g / (1 + exp(-g)))) * float(T(up)));
+}
+inline T fold_swiglu(threadgroup float (&partial)[CHUNKS][ROWS * OUTPUTS], int row, int output) {
+  const int element = row * OUTPUTS + output;
+  return swiglu(fold(partial, element), fold(partial, element + HALF_OUTPUTS));
 }

@@ -77,7 +77,8 @@ inline void load_gate(thread float (&values)[VALUES], GATE_BUFFERS int at) {
     for (int e = 0; e < EXPERTS; e++) {
       for (int r = 0; r < ROWS; r++) sums[e][r] = 0.0f;
     }
-    for (int k = int(lane) * VALUES; k < DEPTH; k += 32 * VALUES) {
+    // Few threadgroups: loads of several steps are in flight at a time.
+    UNROLL_BY_4 for (int k = int(lane) * VALUES; k < DEPTH; k += 32 * VALUES) {
       float rows[ROWS][VALUES];
       for (int r = 0; r < ROWS; r++) load_values(rows[r], x + min(first_row + r, NUM_ROWS - 1) * DEPTH + k);
       for (int e = 0; e < EXPERTS; e++) {
