@@ -5,11 +5,11 @@
 
 Three comparisons, each of cases that take turns, run by run, in one process:
 
-streams   so many prompts come together and decode in shared rounds: tokens/s of all, time to first
-          token, and what a round costs outside the model (scheduling).
-stall     streams decode and a long prompt comes. "whole": it runs at once, in as few forwards as can
-          be, and all wait. "chunks": a round of theirs after each chunk. "mixed": chunk and round in
-          one forward. The worst gap between tokens is what a user sees as a stall.
+streams   so many prompts come together and decode in shared rounds: tokens/s of all, time to
+          first token, and what a round costs outside the model (scheduling).
+stall     streams decode and a long prompt comes. "whole": it runs at once, in as few forwards as
+          can be, and all wait. "chunks": a round of theirs after each chunk. "mixed": chunk and
+          round in one forward. The worst gap between tokens is what a user sees as a stall.
 reuse     two prompts that begin alike, one after the other, with and without kept states.
 
 Every case runs once before the times count, which compiles what it needs. Figures are medians, with
@@ -142,7 +142,7 @@ def measure(model: lfm2.Model, options: argparse.Namespace) -> tuple[dict, list[
 
 
 def run(options: argparse.Namespace) -> None:
-    # Before the work, that an old commit or load is not told.
+    # Before the work, whose own load is none of the machine's.
     conditions = machine()
     model = load_model(options)
     found, pictured = measure(model, options)

@@ -4,7 +4,7 @@ What scripts/bench_rounds.py measures with. Knows no tables and no files.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -17,6 +17,7 @@ from lfm2.state import MAX_ROWS
 from scheduler.events import Finished, Tokens
 from scheduler.loop import Scheduler
 from scheduler.request import Request
+from scheduler.rounds import Segment
 from scheduler.runner import Outcome, Window
 
 # Of the streams that decode while a long prompt comes.
@@ -52,8 +53,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Stall:
-    """What one run with a long prompt gave. Times in seconds from its arrival; `tokens` are those of
-    each decoding stream, first_token that of the prompt. chunk_s: the forward of a whole chunk.
+    """What one run with a long prompt gave. Times in seconds from its arrival; `tokens` are those
+    of each decoding stream, first_token that of the prompt. chunk_s: the forward of a whole chunk.
     """
 
     tokens: list[list[float]]
@@ -63,12 +64,18 @@ class Stall:
     @property
     def before_s(self) -> float:
         """The median gap before the prompt came."""
-        return median(gaps_between(self.tokens, -float("inf"), 0))
+        return median(after - before for before, after in self._pairs if after <= 0)
 
     @property
     def gaps(self) -> list[float]:
         """Seconds between tokens while the prompt filled."""
-        return gaps_between(self.tokens, 0, self.first_token)
+        end = self.first_token
+        return [after - before for before, after in self._pairs if after > 0 and before < end]
+
+    @property
+    def _pairs(self) -> list[tuple[float, float]]:
+        """When each token and the next one of its stream came."""
+        return [pair for tokens in self.tokens for pair in pairwise(tokens)]
 
     @property
     def figures(self) -> dict[str, float]:
@@ -83,8 +90,8 @@ class Stall:
 
 
 class TimedRunner(DrawingRunner):
-    """The engine's runner with a watch. Windows that are more than one round can hold run in as many
-    as it takes, with nothing between them.
+    """The engine's runner with a watch. Windows that are more than one round can hold run in as
+    many as it takes, with nothing between them.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -111,7 +118,7 @@ class TimedRunner(DrawingRunner):
         return outcome
 
 
-def pieces(segment):
+def pieces(segment: Segment) -> Iterator[Segment]:
     """A segment as several of at most MAX_ROWS rows; only the last one's are drawn."""
     for first in range(0, len(segment.tokens), MAX_ROWS):
         tokens = segment.tokens[first : first + MAX_ROWS]
@@ -225,12 +232,6 @@ def stall_tokens(num_streams: int, num_prompt: int, chunk: int) -> int:
     """Tokens that no stream of `run_stall` comes to."""
     num_fill = most_turns(num_streams, SHORT_PROMPT, chunk) + most_turns(1, num_prompt, chunk)
     return NUM_BEFORE + NUM_AFTER + num_fill
-
-
-def gaps_between(streams: Sequence[Sequence[float]], start: float, end: float) -> list[float]:
-    """Seconds from token to token of each stream, of the gaps that a time from start to end is in."""
-    times = [pair for tokens in streams for pair in pairwise(tokens)]
-    return [after - before for before, after in times if after > start and before < end]
 
 
 def run_reuse(model: lfm2.Model, num_shared: int, index: int) -> dict[str, float]:
