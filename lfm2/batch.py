@@ -67,8 +67,9 @@ class Batch:
         self.pending[number] = Pending(index, number, transcript)
 
     def turn(self) -> list[BatchReply]:
-        """A turn of the loop; the replies that it finished."""
-        self.service.turn()
+        """A turn of the loop, if nothing is there yet; the replies that are finished."""
+        if not any(self.service.take(number) for number in self.pending):
+            self.service.turn()
         replies = []
         for one in list(self.pending.values()):
             finished = heard(self.service, one)

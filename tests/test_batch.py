@@ -4,7 +4,6 @@ from itertools import count, islice
 
 import pytest
 
-from lfm2.batch import BatchReply
 from lfm2.config import Config
 from lfm2.engine import Model
 from lfm2.errors import LFM2Error, NonFiniteLogits, RequestError
@@ -253,11 +252,14 @@ def test_logits_end_what_is_under_way(make):
     model = make(2)
     stream = model.stream("Tell me a story about a fox.")
     next(stream)
-    replies = model.batch([REQUESTS[1]])
+    replies = model.batch([{"prompt": [5], "max_tokens": 1}, *[REQUESTS[1]] * 3], ordered=True)
+    assert next(replies).reply
     model.logits([1, 2])
     with pytest.raises(RequestError, match="later call"):
         list(stream)
-    assert isinstance(next(replies), BatchReply)
+    ends = list(replies)
+    assert [one.index for one in ends] == [1, 2, 3]
+    assert all("later call" in str(one.error) for one in ends)
 
 
 def test_an_interrupt_leaves_every_reply_whole(make, solo, runner, monkeypatch):

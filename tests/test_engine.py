@@ -93,7 +93,8 @@ def test_logits_of_all_rows(fresh):
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}])
 def test_a_prompt_longer_than_a_chunk_gives_the_same_reply(chunk, options, fresh):
     whole = fresh().generate(STORY, raw=True, max_tokens=12, **options)
-    assert fresh(chunk=chunk).generate(STORY, raw=True, max_tokens=12, **options).tokens == whole.tokens
+    cut = fresh(chunk=chunk).generate(STORY, raw=True, max_tokens=12, **options)
+    assert cut.tokens == whole.tokens
 
 
 def test_the_same_prompt_twice(fresh):

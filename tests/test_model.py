@@ -260,9 +260,8 @@ def test_expert_bias_counts_in_fp32_and_only_for_the_choice(bias, chosen, steps,
     def logits(name: str, biases: list[float]) -> np.ndarray:
         given = changed(tensors, "expert_bias", lambda _: np.array(biases, np.float32))
         folder = write_checkpoint(tmp_path / name, config, tensors=given)
-        return run(
-            build_runner(folder, steps, "bfloat16", Capacity(16, 1, 16)), segment(0, 0, 0, prompt)
-        )[0]
+        runner = build_runner(folder, steps, "bfloat16", (Capacity(16, 1, 16),))
+        return run(runner, segment(0, 0, 0, prompt))[0]
 
     # Expert 7 is always the first.
     near = logits("near", [*bias, -1, -1, -1, -1, -1, 1])
