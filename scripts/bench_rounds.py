@@ -98,10 +98,10 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--shared-tokens",
-        type=count,
+        type=at_least(0),
         default=1500,
         metavar="N",
-        help="of the prompts that begin alike (1500)",
+        help="of the prompts that begin alike, 0 to leave this out (1500)",
     )
     add("--runs", type=count, default=5, metavar="N", help="of every case (5)")
     add("--quick", action="store_true", help="one small run of each, unless options say more")
@@ -136,8 +136,9 @@ def measure(model: lfm2.Model, options: argparse.Namespace) -> tuple[dict, list[
             print_stall(figures)
             found["stalls"].append(figures)
             pictured.append(runs)
-    found["reuse"] = measure_reuse(model, options)
-    print_reuse(found["reuse"], options.shared_tokens)
+    if options.shared_tokens:
+        found["reuse"] = measure_reuse(model, options)
+        print_reuse(found["reuse"], options.shared_tokens)
     return found, pictured
 
 
