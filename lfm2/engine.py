@@ -19,12 +19,13 @@ from lfm2.request import (
 )
 from lfm2.runner import Drawn, Form, bucket
 from lfm2.sampling import Sampling
-from lfm2.service import Service
+from lfm2.service import MIN_GAP, Service
 from lfm2.serving import Drawing
 from lfm2.state import MAX_ROWS
 from lfm2.stream import Reply, Stream, Transcript
 from lfm2.tokenizer import NoTokenizer, Tokenizer
 from metal_ops.table import Capacity
+from scheduler.chunks import spaced
 from scheduler.request import Request
 from scheduler.rounds import Round, Segment
 
@@ -80,7 +81,8 @@ class Model:
         RequestError, before any work, for a prompt or an option that cannot be served.
         """
         request, transcript = self.request(prompt, **options)
-        marks = (self.service.resumable(request.prompt), len(request.prompt))
+        resumable = self.service.resumable(request.prompt)
+        marks = (resumable, start_of_question(request), len(request.prompt))
         request = replace(request, marks=tuple(filter(None, marks)), keeps_reply=True)
         return Stream(self.service, request, transcript)
 
@@ -229,3 +231,11 @@ class Model:
 
         self.service.alone(run)
         return run
+
+
+def start_of_question(request: Request) -> int:
+    """Where the message before the reply begins: the state there is for others in its place. 0 if
+    no chunk begins there.
+    """
+    starts = request.starts[-2:-1]
+    return starts[0] if starts and starts[0] in spaced(request.starts, MIN_GAP) else 0

@@ -199,6 +199,8 @@ class Core:
             if reason is not None:
                 break
         stream.tokens += [token.token for token in made]
+        # A chunk is done with its token, before its stream may end with that.
+        stream.is_in_chunk = False
         stream.held += len(made) if is_fed else 0
         self.events.append(Tokens(stream.number, tuple(made)))
         if reason is not None:

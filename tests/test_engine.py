@@ -161,6 +161,19 @@ def test_a_chats_next_turn_runs_only_what_is_new(fresh):
     assert model.generate(chat).tokens == fresh().generate(chat).tokens
 
 
+def test_another_question_after_the_same_system_prompt_runs_alone(fresh):
+    """However long the questions are."""
+    model = fresh()
+    first, second = (
+        [{"role": "system", "content": STORY * 4}, {"role": "user", "content": f"{name} " * 70}]
+        for name in ("Mia", "Tom")
+    )
+    model.generate(first, max_tokens=2)
+    reply = model.generate(second, max_tokens=4)
+    assert reply.num_reused_tokens == model.tokenizer.message_starts(model.encode(second))[1]
+    assert reply.tokens == fresh(cache_bytes=0).generate(second, max_tokens=4).tokens
+
+
 @pytest.mark.parametrize("num_calls, is_kept", [(1, False), (3, True)])
 def test_an_abandoned_or_broken_reply_does_not_show_in_the_next(
     fresh, runner, monkeypatch, num_calls, is_kept

@@ -101,6 +101,16 @@ def test_a_reply_that_ends_inside_a_window_is_kept_up_to_there():
     assert serve(served, (*chat, *reply, *question), starts=(at,)) == at
 
 
+def test_a_reply_of_one_token_is_kept_and_tells_what_was_cached():
+    served = served_with()
+    served.submit(TRUNK, 1, keeps_reply=True)
+    served.finish()
+    assert positions(served)[-1] == len(TRUNK) and served.runner.left == []
+    number = served.submit((*TRUNK, *tokens(2, 5)), 1, starts=(len(TRUNK),))
+    served.finish()
+    assert served.ending(number).stats.num_cached == len(TRUNK)
+
+
 def test_a_resumed_pass_cuts_as_the_whole_pass_from_there():
     served = served_with(is_cut_sensitive=True)
     prompt, points = tokens(1, 40), dict(starts=(11, 30), marks=(19,))
