@@ -41,7 +41,8 @@ SPLITS = 32
 # The sums of each split go through memory in rounds of so many rows at most: 8.6 MB for 32 heads of
 # 64. Rounds of more rows have tiles enough.
 MAX_SPLIT_ROWS = 32
-# A context that estimates of work reckon with: how long streams are is not known when a form is made.
+# A context that estimates of work reckon with: when a form is made, no one knows how long streams
+# are.
 NOMINAL_KEYS = 1024
 THREADS = 128
 # Of 8 (row, head) pairs each: 2 of width 64 take 32 registers for their sums, and as many again

@@ -26,7 +26,6 @@ from pathlib import Path
 
 import lfm2
 from lfm2.cli.bench import surroundings
-from lfm2.errors import RequestError
 from scripts.bench_peers import machine
 from scripts.rounds.cases import load_model, measure_reuse, measure_stall, measure_streams
 from scripts.rounds.table import print_reuse, print_stall, print_streams

@@ -1,4 +1,4 @@
-"""transformers at a published shape on a GPU, random bf16 weights; the last line is one JSON object.
+"""transformers at a published shape on a GPU, random bf16 weights; the last line is JSON.
 
     python -m scripts.peer_gpu lfm2-350m
 

@@ -32,6 +32,7 @@ Case = Callable[[], dict[str, float]]
 # Figures of each case, one a run.
 Results = dict[str, list[dict[str, float]]]
 
+
 def note(message: str) -> None:
     print(message, file=sys.stderr)
 
