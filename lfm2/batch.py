@@ -1,6 +1,7 @@
 """Many requests through one model: taken as they are needed, answered as they are finished."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from lfm2.errors import LFM2Error, RequestError
@@ -40,22 +41,27 @@ def batch(
     service: Service, make_request: MakeRequest, requests: Iterable[dict | None], ordered: bool
 ) -> Iterator[BatchReply]:
     """See `Model.batch`."""
-    replies = served(service, make_request, iter(requests))
-    return in_order(replies) if ordered else replies
+    early: dict[int, BatchReply] = {}
+    replies = served(Batch(service, make_request, early), iter(requests))
+    return in_order(replies, early) if ordered else replies
 
 
 class Batch:
-    """The requests of one batch that are under way."""
+    """The requests of one batch that are under way. early: replies that wait for one before them."""
 
-    def __init__(self, service: Service, make_request: MakeRequest) -> None:
+    def __init__(
+        self, service: Service, make_request: MakeRequest, early: dict[int, BatchReply]
+    ) -> None:
         self.service = service
         self.make_request = make_request
+        self.early = early
         self.pending: dict[int, Pending] = {}
         self._last_prompt: tuple[int, ...] = ()
 
     @property
     def is_full(self) -> bool:
-        return len(self.pending) >= NUM_AHEAD * self.service.options.num_slots
+        most = NUM_AHEAD * self.service.options.num_slots
+        return len(self.pending) + len(self.early) >= most
 
     def begin(self, index: int, asked: dict) -> None:
         """Queues a request. What it has in common with the one before is worth keeping. Raises
@@ -88,12 +94,9 @@ class Batch:
             self.service.leave(number)
 
 
-def served(
-    service: Service, make_request: MakeRequest, requests: Iterator[dict | None]
-) -> Iterator[BatchReply]:
+def served(batch: Batch, requests: Iterator[dict | None]) -> Iterator[BatchReply]:
     """Replies as they are finished."""
-    service.end_streams()
-    batch = Batch(service, make_request)
+    batch.service.end_streams()
     index = -1
     is_exhausted = False
     try:
@@ -151,12 +154,12 @@ def ended(one: Pending, finished: Finished) -> BatchReply:
     return BatchReply(one.index, None, error)
 
 
-def in_order(replies: Iterator[BatchReply]) -> Iterator[BatchReply]:
-    """The replies by their index; those that come too early wait."""
-    early: dict[int, BatchReply] = {}
+def in_order(replies: Iterator[BatchReply], early: dict[int, BatchReply]) -> Iterator[BatchReply]:
+    """The replies by their index; those that come too early wait, in `early`."""
     index = 0
-    for reply in replies:
-        early[reply.index] = reply
-        while index in early:
-            yield early.pop(index)
-            index += 1
+    with closing(replies):
+        for reply in replies:
+            early[reply.index] = reply
+            while index in early:
+                yield early.pop(index)
+                index += 1

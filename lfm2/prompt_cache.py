@@ -5,8 +5,8 @@ The file, all numbers little-endian:
     MAGIC       a line that names the format and its version
     checksum    SHA-256 of all that follows, 32 bytes
     length      of the header, 8 bytes
-    header      JSON: model (what `identity` says), dtype, and the states, the least recently used
-                first: tokens, written (up to which position the rings were written), parts (name
+    header      JSON: model (what `identity` says), dtype, arithmetic (what `arithmetic` says), and
+                the states, the least recently used first: tokens, written (up to which position the rings were written), parts (name
                 and bytes of each, in order)
     states      the bytes of all parts of all states, one after the other
 
@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 from tinygrad import dtypes
 
+from lfm2.artifacts import sources_digest
 from lfm2.errors import PromptCacheError
 from lfm2.kept import Copier, StateCopy
 from lfm2.model import LFM2
@@ -58,6 +59,11 @@ def identity(model: LFM2) -> str:
             for place in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
                 digest.update(read_tensor(tensor, place, min(SAMPLE_BYTES, tensor.nbytes())))
     return digest.hexdigest()
+
+
+def arithmetic(copier: Copier) -> str:
+    """What else decides the bits of a state: the device, and the program's own sources."""
+    return f"{copier.device} {sources_digest()}"
 
 
 def save(path: Path, service: Service, model: LFM2) -> int:
@@ -112,7 +118,8 @@ def content(states: list[Kept], copier: Copier, model: LFM2) -> Iterator[bytes]:
         }
         for kept in states
     ]
-    header = {"model": identity(model), "dtype": DTYPE_NAMES[model.dtype], "states": entries}
+    about = {"model": identity(model), "dtype": DTYPE_NAMES[model.dtype]}
+    header = about | {"arithmetic": arithmetic(copier), "states": entries}
     encoded = json.dumps(header).encode()
     yield len(encoded).to_bytes(LENGTH_BYTES, "little") + encoded
     for kept in states:
@@ -134,8 +141,8 @@ def load(path: Path, service: Service, model: LFM2) -> int:
     """
     try:
         with open(path, "rb") as file:
-            header = check(path, file, model)
             copier = service.runner.copier
+            header = check(path, file, model, copier)
             for entry in header["states"]:
                 if entry["parts"] != layout(copier, len(entry["tokens"])):
                     raise PromptCacheError(f"{path} has states of another layout than this model's")
@@ -146,7 +153,7 @@ def load(path: Path, service: Service, model: LFM2) -> int:
     return len(header["states"])
 
 
-def check(path: Path, file: BinaryIO, model: LFM2) -> dict:
+def check(path: Path, file: BinaryIO, model: LFM2, copier: Copier) -> dict:
     """The header of a file that is whole and fits the model; the file stands at the states."""
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
@@ -167,6 +174,10 @@ def check(path: Path, file: BinaryIO, model: LFM2) -> dict:
         raise PromptCacheError(
             f"{path} is of compute type {header['dtype']}, and this is {DTYPE_NAMES[model.dtype]}"
         )
+    if header["arithmetic"] != arithmetic(copier):
+        raise PromptCacheError(
+            f"{path} is of another device or version of lfm2, which computes other bits: delete it"
+        )
     return header
 
 
@@ -177,7 +188,11 @@ def adopt(file: BinaryIO, entry: dict, service: Service) -> None:
     content = file.read(num_bytes)
     if not service.cache.admits(len(tokens)):
         return
-    memory = Memory(num_bytes, service.runner.runner.device)
+    try:
+        memory = Memory(num_bytes, service.runner.runner.device)
+    except MemoryError:
+        # A state less is only slower.
+        return
     memory.write(0, bytearray(content))
     copy = StateCopy(len(tokens), len(tokens), entry["written"], memory)
     service.cache.adopt(tokens, copy)

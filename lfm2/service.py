@@ -85,7 +85,7 @@ class Service:
     def end_streams(self) -> None:
         """Ends all streams, if there is only one slot."""
         if self.options.num_slots == 1:
-            for number in self._streams:
+            for number in list(self._streams):
                 self.scheduler.cancel(number)
 
     def alone(self, soloist: object) -> None:

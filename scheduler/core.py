@@ -108,15 +108,18 @@ class Core:
             stream.spoil()
         if stream.is_filling:
             self.runner.cancel_prefill(stream.slot)
-        if cache is not None and reason != "error":
-            is_wanted = request.keeps_reply if stream.num_made else cache.is_worth_keeping(stream)
-            if is_wanted:
-                cache.keep(stream)
-        del self.streams[stream.number]
-        stream.has_left = True
-        self.slots.give_back(stream.slot)
-        self.extents.give_back(stream.extent)
-        self.events.append(Finished(stream.number, reason, self._stats(stream), error))
+        try:
+            if cache is not None and reason != "error":
+                is_reply = stream.num_made > 0
+                if request.keeps_reply if is_reply else cache.is_worth_keeping(stream):
+                    cache.keep(stream)
+        finally:
+            # An interrupt of the copy must not leave a stream that has ended among those that run.
+            del self.streams[stream.number]
+            stream.has_left = True
+            self.slots.give_back(stream.slot)
+            self.extents.give_back(stream.extent)
+            self.events.append(Finished(stream.number, reason, self._stats(stream), error))
 
     def _next_windows(self) -> list[Window]:
         """Those whose turn it is, in the order of admission."""

@@ -163,7 +163,6 @@ class Scheduler:
                     self.cache.see(waiting.plan)
             cancelled = sorted(self._cancelled)
             self._arrived = []
-            self._cancelled = set()
         for number in cancelled:
             waiting = self._queue.find(number)
             if waiting is not None:
@@ -173,6 +172,9 @@ class Scheduler:
                 self._core.events.append(Finished(number, "cancelled", stats))
             elif number in self._core.streams:
                 self._core.finish(self._core.streams[number], "cancelled")
+            # Only now: an interrupt above leaves it to be seen again.
+            with self._mail:
+                self._cancelled.discard(number)
 
     def _admit(self) -> None:
         """Admits in the order of the queue until one does not fit. Those who wait for a prefix that

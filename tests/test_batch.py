@@ -286,3 +286,19 @@ def test_an_interrupt_leaves_every_reply_whole(make, solo, runner, monkeypatch):
                 num_interrupts += 1
     texts = [text + "".join(stream) for text, stream in zip(texts, streams)]
     assert num_interrupts == 2 and texts == [solo[1].text, solo[3].text]
+
+
+def test_replies_in_order_hold_few_back(make):
+    """The first one takes long: only so many of those behind it are read, let alone kept."""
+    taken = 0
+
+    def requests():
+        nonlocal taken
+        for index in range(40):
+            taken += 1
+            yield {"prompt": [1, 5 + index], "max_tokens": 2 if index else 60}
+
+    replies = make(2).batch(requests(), ordered=True)
+    assert next(replies).index == 0
+    assert taken <= 5
+    assert [one.index for one in replies] == list(range(1, 40))

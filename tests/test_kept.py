@@ -183,6 +183,7 @@ def test_a_file_of_something_else_is_refused(make, file, tmp_path):
     header, payload = opened(content)
     cases = [
         (sealed(header | {"model": "0" * 64}, payload), "another model"),
+        (sealed(header | {"arithmetic": "METAL 0"}, payload), "another device or version"),
         (sealed(header | {"dtype": "float16"}, payload), "compute type float16, .* float32"),
         (content.replace(b"cache 1\n", b"cache 2\n"), "another version"),
         (b"PNG", "no file of kept states"),

@@ -42,7 +42,12 @@ STREAMS = 8
     metavar="OUT",
     help="The file to write (- = standard output, which is the default).",
 )
-@click.option("--ordered", "is_ordered", is_flag=True, help="Write records in the order of IN.")
+@click.option(
+    "--ordered",
+    "is_ordered",
+    is_flag=True,
+    help="Write records in the order of IN; an interrupt loses those that wait for one before them.",
+)
 @click.option(
     "--resume",
     "is_resumed",

@@ -82,9 +82,10 @@ def generate(
         for piece in stream:
             if not as_json:
                 terminal.write(piece)
-    reply = stream.reply
-    times |= {"first_token_s": reply.prefill_s, "decode_s": reply.decode_s}
-    terminal.write(json_line(model, reply, times) if as_json else "\n")
+        reply = stream.reply
+        times |= {"first_token_s": reply.prefill_s, "decode_s": reply.decode_s}
+        # Before the states are written: what goes wrong there must not lose the reply.
+        terminal.write(json_line(model, reply, times) if as_json else "\n")
     for line in report(reply, times):
         terminal.detail(line)
 

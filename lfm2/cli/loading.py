@@ -3,6 +3,7 @@ work on.
 """
 
 import contextlib
+import os
 import resource
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import lfm2
 from lfm2.cli.terminal import Bar, Terminal, bytes_text
-from lfm2.errors import RequestError
+from lfm2.errors import PromptCacheError, RequestError
 
 # The options that are `lfm2.load`'s; what else a command is given, it asks of the model.
 LOADING_NAMES = (
@@ -79,12 +80,20 @@ def kept_states(terminal: Terminal, model: "lfm2.Model", path: str | None) -> It
     if path is None:
         yield
         return
+    folder = Path(path).absolute().parent
+    if not os.access(folder, os.W_OK):
+        raise PromptCacheError(f"{path} cannot be written: {folder} is no folder one may write to")
     if Path(path).exists():
         terminal.detail(f"{path}: {model.load_prompt_cache(path)} kept states")
     try:
         yield
-    finally:
-        terminal.detail(f"{path}: {model.save_prompt_cache(path)} kept states written")
+    except BaseException:
+        try:
+            model.save_prompt_cache(path)
+        except PromptCacheError as error:
+            terminal.warn(str(error))
+        raise
+    terminal.detail(f"{path}: {model.save_prompt_cache(path)} kept states written")
 
 
 def read_text(path: str) -> str:

@@ -30,8 +30,9 @@ code=0
 import json
 import sys
 
-requests, replies = (open(path, encoding="utf-8").read().splitlines() for path in sys.argv[1:])
-by_id = {record["id"]: record for record in map(json.loads, replies)}
+# Not splitlines(), for which other characters end a line too.
+requests, replies = (open(path, encoding="utf-8").read().split("\n") for path in sys.argv[1:])
+by_id = {record["id"]: record for record in map(json.loads, filter(None, replies))}
 for number, line in enumerate(requests, 1):
     try:
         request = json.loads(line)
