@@ -107,6 +107,7 @@ def batch(
     defaults = defaults_of(given)
     with opened(path) as (file, name), contextlib.ExitStack() as stack:
         refuse_same_file(file, out)
+        refuse_as_cache(given["prompt_cache"], path, out)
         if out == "-":
             results = ResultStream(terminal)
         else:
@@ -167,6 +168,17 @@ def refuse_same_file(file: BinaryIO, out: str) -> None:
         theirs = os.fstat(file.fileno())
         if stat.S_ISREG(ours.st_mode) and os.path.samestat(ours, theirs):
             raise RequestError("IN and OUT are the same file: name another OUT")
+
+
+def refuse_as_cache(cache: str | None, *others: str | None) -> None:
+    """Raises RequestError if the file of kept states would be written over another one."""
+    for other in others:
+        if (
+            cache is not None
+            and other is not None
+            and os.path.realpath(cache) == os.path.realpath(other)
+        ):
+            raise RequestError(f"--prompt-cache {cache} is IN or OUT: name a file of its own")
 
 
 def serve(terminal: Terminal, run: Run, out: str) -> None:

@@ -174,8 +174,8 @@ def records(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict]]:
             yield line, record
         elif line.endswith(b"\n") or not is_piece(line):
             raise RequestError(
-                f"line {number} of {path} is no record of lfm2 batch: name another file, "
-                "or replace this one with --force"
+                f"line {number} of {path} is no record of lfm2 batch: remove that line, name "
+                "another file, or replace this one with --force"
             )
 
 
