@@ -6,14 +6,14 @@ import json
 import time
 from collections.abc import Callable
 
-from lfm2.runner import MIXED_ROWS, Runner
+from lfm2.runner import Runner
 from lfm2.service import MAX_ROUND_STREAMS
 from lfm2.state import MAX_ROWS
-from scheduler.chunks import RoundCost, planned_chunk
+from scheduler.chunks import MIN_CAPACITY, RoundCost, planned_chunk
 from scheduler.rounds import Round, Segment
 
 # Rounds of so many rows are timed, the fastest of several runs each.
-SIZES = (MIXED_ROWS, 128, MAX_ROWS)
+SIZES = (MIN_CAPACITY, 128, MAX_ROWS)
 NUM_RUNS = 3
 # Rows cost more with more before them; they are timed after so many.
 DEPTH = 2048
@@ -25,7 +25,7 @@ def gap_chunk(runner: Runner, streams: int, max_gap_ms: float, warn: Callable[[s
     `max_gap_ms`, as far as a round can be that short.
     """
     cost = round_cost(runner)
-    least_ms = 1000 * cost.seconds(MIXED_ROWS)
+    least_ms = 1000 * cost.seconds(MIN_CAPACITY)
     if least_ms > max_gap_ms:
         warn(f"a gap of {max_gap_ms:g} ms is too short here: the smallest takes {least_ms:.3g} ms")
     return planned_chunk(max_gap_ms / 1000, cost, min(streams, MAX_ROUND_STREAMS), MAX_ROWS)

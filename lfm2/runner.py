@@ -16,12 +16,11 @@ from lfm2.state import MAX_ROWS, State
 from metal_ops.launch import Step, copy_in, empty
 from metal_ops.memory import read_tensor
 from metal_ops.table import SEGMENT_COLUMNS, Capacity
+from scheduler.chunks import MIN_CAPACITY
 from scheduler.rounds import Round
 
 # Of what a step puts out.
 NUMPY_DTYPES = {dtypes.float32: np.float32, dtypes.int32: np.int32}
-# The fewest rows of a form for several segments.
-MIXED_ROWS = 16
 # Hears what is about to be compiled.
 Compiling = Callable[[Capacity], None]
 
@@ -125,7 +124,7 @@ def mixed_capacity(num_rows: int, num_slots: int) -> Capacity:
     For as many segments as there can be, and some rows at least: what that costs is little, and a
     form that must be compiled takes seconds.
     """
-    rows = bucket(max(num_rows, MIXED_ROWS))
+    rows = bucket(max(num_rows, MIN_CAPACITY))
     segments = min(rows, bucket(num_slots))
     return Capacity(rows, segments, segments)
 

@@ -18,13 +18,13 @@ from lfm2.cli.batch_run import Run
 from lfm2.cli.batch_source import Source
 from lfm2.cli.loading import kept_states, load_model, request_of
 from lfm2.cli.options import (
-    COUNT,
     REPLYING,
     SAMPLING,
     loading_options,
     no_cache_option,
     options,
     prompt_cache_option,
+    serving_options,
 )
 from lfm2.cli.terminal import Terminal
 from lfm2.errors import LFM2Error, RequestError
@@ -59,20 +59,7 @@ STREAMS = 8
     loading_options("Tokens that each prompt and its reply may have together"),
     no_cache_option,
     prompt_cache_option,
-    click.option(
-        "--streams",
-        type=COUNT,
-        default=STREAMS,
-        show_default=True,
-        metavar="N",
-        help="Most requests to serve at once.",
-    ),
-    click.option(
-        "--max-gap-ms",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="MS",
-        help="Longest pause of the other replies while a prompt is read (no limit).",
-    ),
+    serving_options(STREAMS),
     REPLYING,
     SAMPLING,
     click.option(

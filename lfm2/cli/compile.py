@@ -52,7 +52,7 @@ ALL_ROWS = [1 << power for power in range(CHUNK.bit_length())]
 @click.command("compile")
 @options(
     loading_options("The context that generate, chat or batch will be given"),
-    serving_options,
+    serving_options(streams=1),
     click.option(
         "--rows",
         type=Rows(),

@@ -74,23 +74,27 @@ def loading_options(context: str) -> tuple[Callable, ...]:
 
 
 no_cache_option = click.option("--no-cache", is_flag=True, help="Compile anew and keep nothing.")
-serving_options = (
-    click.option(
+
+
+def serving_options(streams: int) -> tuple[Callable, ...]:
+    """What decides how replies share rounds; `streams` unless told otherwise."""
+    streams_option = click.option(
         "--streams",
         type=COUNT,
-        default=1,
+        default=streams,
         show_default=True,
         metavar="N",
-        help="How many replies are made at once.",
-    ),
-    click.option(
+        help="Most requests to serve at once.",
+    )
+    max_gap_option = click.option(
         "--max-gap-ms",
         type=click.FloatRange(min=0, min_open=True),
         metavar="MS",
-        help="How long the prompts of others may keep the next token of a reply waiting (no "
-        "limit).",
-    ),
-)
+        help="Longest pause of the other replies while a prompt is read (no limit).",
+    )
+    return streams_option, max_gap_option
+
+
 prompt_cache_option = click.option(
     "--prompt-cache",
     metavar="FILE",

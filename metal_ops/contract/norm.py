@@ -5,6 +5,7 @@ from tinygrad import dtypes
 from tinygrad.dtype import DType
 
 from metal_ops.contract.case import EPSILON, Case, Contract, Control, Expected, SameBits, pattern
+from metal_ops.contract.matmul import BARRIER
 from metal_ops.kernel import TYPES
 from metal_ops.norm import norm_kernel
 from metal_ops.table import Capacity
@@ -30,10 +31,9 @@ def contracts() -> list[Contract]:
         )
         for t in (1, 8)
     ]
-    barrier = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
     controls = (
         Control("the mean is a sum", "total / WIDTH", "total", "reference"),
-        Control("no barrier before the total", barrier, "", "shapes", is_race=True),
+        Control("no barrier before the total", BARRIER, "", "shapes", is_race=True),
         Control("a row takes the first row's experts", "(t * ACTIVE + a)", "a", "rows"),
         Control("a drawn row is its place", "drawn_row(table, row)", "row", "shapes"),
     )

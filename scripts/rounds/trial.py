@@ -26,7 +26,6 @@ SHORT_PROMPT = 32
 NUM_BEFORE, NUM_AFTER = 16, 8
 # After the prefix that two requests share, each has so many tokens of its own.
 SUFFIX = 32
-REPLY = 8
 
 
 @dataclass(frozen=True)
