@@ -20,8 +20,12 @@ __device__ float __int_as_float(int);
 __device__ int __popc(unsigned int);
 __device__ void __syncthreads();
 __device__ unsigned int __ballot_sync(unsigned int, int);
+__device__ int __reduce_max_sync(unsigned int, int);
+__device__ int __reduce_min_sync(unsigned int, int);
 }
 template <typename T>
 __device__ T __shfl_sync(unsigned int, T, int);
 template <typename T>
 __device__ T __shfl_xor_sync(unsigned int, T, int);
+template <typename T>
+__device__ T __shfl_up_sync(unsigned int, T, unsigned int);

@@ -101,6 +101,13 @@ __device__ __forceinline__ float fma(float a, float b, float c) { return ::fmaf(
 __device__ __forceinline__ float exp(float x) { return ::expf(x); }
 __device__ __forceinline__ float exp2(float x) { return ::exp2f(x); }
 __device__ __forceinline__ float sqrt(float x) { return ::sqrtf(x); }
+namespace fast {
+__device__ __forceinline__ float divide(float a, float b) {
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(b));
+  return a * reciprocal;
+}
+}  // namespace fast
 __device__ __forceinline__ bool isfinite(float x) { return (as_type<uint>(x) & 0x7f800000) != 0x7f800000; }
 __device__ __forceinline__ uint popcount(uint x) { return uint(::__popc(int(x))); }
 
@@ -130,6 +137,18 @@ template <typename T>
 __device__ __forceinline__ T simd_min(T x) {
   for (int mask = 1; mask < 32; mask *= 2) x = min(x, simd_shuffle_xor(x, mask));
   return x;
+}
+// Of integers in one instruction.
+__device__ __forceinline__ int simd_max(int x) { return ::__reduce_max_sync(EVERY_LANE, x); }
+__device__ __forceinline__ int simd_min(int x) { return ::__reduce_min_sync(EVERY_LANE, x); }
+// The sum of the lanes before.
+__device__ __forceinline__ int simd_prefix_exclusive_sum(int x) {
+  int sum = x;
+  for (uint n = 1; n < 32; n *= 2) {
+    const int before = ::__shfl_up_sync(EVERY_LANE, sum, n);
+    if (threadIdx.x % 32 >= n) sum += before;
+  }
+  return sum - x;
 }
 struct simd_vote {
   typedef unsigned long long vote_t;
