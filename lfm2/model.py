@@ -100,15 +100,15 @@ class MoeFeedForward:
 
     def __call__(self, x: Tensor) -> Mixture:
         config = self.config
-        chosen, weights = route(
+        weights, lists = route(
             x,
             self.gate,
             self.expert_bias,
             config.num_active_experts,
             config.norm_topk_prob,
             config.routed_scaling_factor,
-        )  # (T, A)
-        return expert_ffn(x, chosen, weights, self.w1, self.w3, self.w2)
+        )  # (T, A), the rows by expert
+        return expert_ffn(x, weights, lists, self.w1, self.w3, self.w2)
 
 
 class Layer:

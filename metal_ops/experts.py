@@ -1,11 +1,11 @@
 """expert_ffn: what its chosen experts make of each row.
 
-    outputs[t A + a] = w2[e](silu(w1[e] x[t]) * w3[e] x[t]),  e = chosen[t, a]
+    outputs[t A + a] = w2[e](silu(w1[e] x[t]) * w3[e] x[t]),  e = choice a of row t
 
-x (T, C) in the compute type; chosen (T, A) int32, weights (T, A) fp32; w1, w3 (E, I, C), w2 (E, C,
-I), plain or packed; outputs (T A, C) fp32, which the next norm sums by the weights. Rows are
-grouped by expert, so an expert's weights are read once a pass; a row's own sums are the same in any
-company.
+x (T, C) in the compute type; weights (T, A) fp32 and lists as route makes them; w1, w3 (E, I, C),
+w2 (E, C, I), plain or packed; outputs (T A, C) fp32, which the next norm sums by the weights. Rows
+are grouped by expert, so an expert's weights are read once a pass; a row's own sums are the same in
+any company.
 """
 
 from tinygrad import Tensor, dtypes
@@ -13,7 +13,6 @@ from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
-from metal_ops.group_rows import Lists, group_rows
 from metal_ops.kernel import Argument, Kernel, Target, compose, divide_up, target_of
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Index, Loops, loop_kernel
@@ -29,6 +28,7 @@ from metal_ops.products import (
     num_row_tiles,
     weight_arguments,
 )
+from metal_ops.route import Lists
 from metal_ops.rows import Rows, Weight, parts
 from metal_ops.sums import largest_divisor
 from metal_ops.tiles import NUM_ROWS_TO_UNPACK, TILE_SIZES, TileRows, swiglu_tile
@@ -37,13 +37,14 @@ STEMS = ("lanes", "tile", "products", "members")
 
 
 def expert_ffn(
-    x: Tensor, chosen: Tensor, weights: Tensor, w1: Weight, w3: Weight, w2: Weight
+    x: Tensor, weights: Tensor, lists: Tensor, w1: Weight, w3: Weight, w2: Weight
 ) -> Mixture:
     """What each row's chosen experts make of it, to be summed by `weights`."""
     num_rows, width = x.shape
     num_experts, ffn_size = w1.shape[:2]
-    expect("expert_ffn", "chosen", chosen, (num_rows, chosen.shape[1]), (dtypes.int32,))
-    expect("expert_ffn", "weights", weights, chosen.shape, (dtypes.float32,))
+    expect("expert_ffn", "weights", weights, (num_rows, weights.shape[1]), (dtypes.float32,))
+    layout = Lists(num_experts, num_rows * weights.shape[1]).argument
+    expect("expert_ffn", "lists", lists, layout.shape, (layout.dtype,))
     for name, weight, shape in (
         ("w1", w1, (ffn_size, width)),
         ("w3", w3, (ffn_size, width)),
@@ -53,8 +54,7 @@ def expert_ffn(
             raise ValueError(
                 f"expert_ffn: {name} must have shape {(num_experts, *shape)}, found {weight.shape}"
             )
-    lists = group_rows(chosen, num_experts)
-    hidden = expert_gate_up(x, lists, chosen.shape, w1, w3)
+    hidden = expert_gate_up(x, lists, weights.shape, w1, w3)
     return Mixture(expert_down(hidden, lists, w2), weights)
 
 

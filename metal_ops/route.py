@@ -1,33 +1,85 @@
-"""route: the experts of each row, and their weights.
+"""route: the experts of each row, their weights, and the rows grouped by expert.
 
     s = sigmoid(gate x[t]);  chosen: the A largest s + expert_bias, the lower id on ties, largest
     first
     weights[t, a] = scale * s[chosen] / (sum of the chosen s + 1e-6)     (the division if asked for)
+    lists = (how many experts have pairs; those experts; of each the first place and the number of
+            its pairs; the pairs)
 
 x (T, C) in the compute type; gate (E, C), plain or packed, expert_bias (E) fp32. All of the routing
-is fp32, and the bias decides the choice alone.
+is fp32, and the bias decides the choice alone. A pair is row * A + choice; `Lists` says where what
+is.
 """
 
+from dataclasses import dataclass
+
 from tinygrad import Tensor, dtypes
-from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
-from metal_ops.kernel import FLOATS, SIMD_WIDTH, Argument, Kernel, compose, divide_up, has_kernels
+from metal_ops.kernel import SIMD_WIDTH, Argument, Kernel, compose, divide_up, has_kernels
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
 from metal_ops.matmul import matmul
-from metal_ops.products import PACKED_BITS, WeightKind, kind_of, num_ops, weight_arguments
-from metal_ops.rows import Weight, parts
+from metal_ops.products import kind_of
+from metal_ops.rows import Weight
 
-VALUES = 8  # of a lane at once
 MAX_SIMDGROUPS = 16
-# Whose scores a SIMD-group makes at once: 16 bytes of each in flight a lane.
-MAX_EXPERTS_AT_ONCE = 4
-# Rows that share a load of the gate.
+# Rows of a SIMD-group at once, and scores of a lane: what is waited for together, in registers.
 MAX_ROWS = 4
-# A lane of the choice keeps a score of every 32nd expert in a register.
+MAX_SCORES = 8
+# A lane has a score of every 32nd expert in registers.
 MAX_EXPERTS = 256
+# For a choice of each pair and counts of each SIMD-group, 2 bytes each.
+THREADGROUP_BYTES = 32 << 10
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The layout of the pairs grouped by expert, (2 + 3 E + T A) int32.
+
+    How many experts have pairs; which they are, in order; of each of those, where among the pairs
+    its first one is; of each, how many it has; the pairs, in order within an expert; a spare place.
+    What lies beyond the experts that have pairs, and the spare place, may hold anything.
+    """
+
+    num_experts: int
+    num_pairs: int
+
+    @property
+    def experts_offset(self) -> int:
+        return 1
+
+    @property
+    def firsts_offset(self) -> int:
+        return self.experts_offset + self.num_experts
+
+    @property
+    def counts_offset(self) -> int:
+        return self.firsts_offset + self.num_experts
+
+    @property
+    def pairs_offset(self) -> int:
+        return self.counts_offset + self.num_experts
+
+    @property
+    def argument(self) -> Argument:
+        return Argument("lists", (self.pairs_offset + self.num_pairs + 1,), dtypes.int32)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the texts of the kernels need to know of the layout."""
+        return {
+            "EXPERTS_OFFSET": self.experts_offset,
+            "FIRSTS_OFFSET": self.firsts_offset,
+            "COUNTS_OFFSET": self.counts_offset,
+            "PAIRS_OFFSET": self.pairs_offset,
+        }
+
+    @property
+    def most_used(self) -> int:
+        """How many experts may have pairs."""
+        return min(self.num_experts, self.num_pairs)
 
 
 def route(
@@ -38,8 +90,8 @@ def route(
     is_normalised: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """The experts chosen for each row of x (T, C) by gate (E, C): (T, A) int32, and their weights
-    (T, A) fp32.
+    """The weights (T, A) fp32 of the experts that gate (E, C) chooses for each row of x (T, C), and
+    the pairs of rows and choices grouped by expert, as `Lists` lays them out.
     """
     num_experts, width = gate.shape
     expect("route", "x", x, (x.shape[0], width))
@@ -47,73 +99,72 @@ def route(
         expect("route", "expert_bias", expert_bias, (num_experts,), (dtypes.float32,))
     if not 1 <= num_active <= num_experts:
         raise ValueError(f"route: {num_active} active experts of {num_experts} asked for")
-    bias = [] if expert_bias is None else [expert_bias]
+    logits, bias = gate_logits(x, gate), [] if expert_bias is None else [expert_bias]
     if has_kernels(x.device):
-        kind = kind_of(gate)
-        kernel = route_kernel(
-            x.shape[0], kind, x.dtype, num_active, bool(bias), is_normalised, scale
-        )
+        kernel = route_kernel(*logits.shape, num_active, bool(bias), is_normalised, scale)
         if kernel is not None:
-            chosen, weights = inject(kernel, [x, *parts(gate), *bias])
-            return chosen, weights
-    logits = matmul(x, gate, dtype=dtypes.float32)
-    return choose_reference(logits, expert_bias, num_active, is_normalised, scale)
+            weights, lists = inject(kernel, [logits, *bias])
+            return weights, lists
+    chosen, weights = choose_reference(logits, expert_bias, num_active, is_normalised, scale)
+    return weights, group_reference(chosen, num_experts)
+
+
+def gate_logits(x: Tensor, gate: Weight) -> Tensor:
+    """x (T, C) times the gate (E, C), in fp32: (T, E)."""
+    kind = kind_of(gate)
+    # Kernels round the values of a plain weight to the type of the rows. Where that holds less than
+    # the gate's it would move choices, so the rows, which lose nothing, become fp32.
+    is_exact = kind.bits or x.dtype in (kind.dtype, dtypes.float32)
+    return matmul(x if is_exact else x.cast(dtypes.float32), gate, dtype=dtypes.float32)
 
 
 def route_kernel(
     num_rows: int,
-    gate: WeightKind,
-    dtype: DType,
+    num_experts: int,
     num_active: int,
     has_bias: bool,
     is_normalised: bool,
     scale: float,
 ) -> Kernel | None:
-    """The kernel for these shapes: up to 256 experts, any width that is a multiple of 8, codes of 4
-    and 8 bits.
+    """The kernel for these shapes: up to 256 experts, and as many choices as a threadgroup's memory
+    has room for.
     """
-    num_experts, width = gate.shape
-    if dtype not in FLOATS or gate.dtype not in FLOATS or gate.bits not in (0, *PACKED_BITS):
+    own_rows = divide_up(num_rows, MAX_SIMDGROUPS)
+    num_simdgroups = divide_up(num_rows, own_rows)
+    slots = divide_up(num_experts, SIMD_WIDTH)
+    lists = Lists(num_experts, num_rows * num_active)
+    num_bytes = 2 * (lists.num_pairs + num_simdgroups * slots * SIMD_WIDTH)
+    if num_experts > MAX_EXPERTS or num_bytes > THREADGROUP_BYTES:
         return None
-    if width % VALUES or num_experts > MAX_EXPERTS:
-        return None
-    experts_at_once = min(MAX_EXPERTS_AT_ONCE, divide_up(num_experts, MAX_SIMDGROUPS))
-    threads = SIMD_WIDTH * min(MAX_SIMDGROUPS, divide_up(num_experts, experts_at_once))
-    rows_at_once = min(MAX_ROWS, 1 << (num_rows - 1).bit_length())
-    name = f"route{gate.suffix}_{num_rows}x{num_experts}x{width}"
+    threads = SIMD_WIDTH * num_simdgroups
+    name = f"route_{num_rows}x{num_experts}_{num_active}"
     source = compose(
         ("route",),
         "route",
         name,
-        **{"T": dtype, "S" if gate.bits else "W": gate.dtype},
-        BITS=gate.bits,
-        GROUP=gate.group_size,
-        DEPTH=width,
         NUM_ROWS=num_rows,
         NUM_EXPERTS=num_experts,
         ACTIVE=num_active,
-        ROWS=rows_at_once,
-        EXPERTS=experts_at_once,
+        OWN_ROWS=own_rows,
+        ROWS=min(own_rows, MAX_ROWS, MAX_SCORES // slots),
         THREADS=threads,
         HAS_BIAS=has_bias,
         IS_NORMALISED=is_normalised,
         SCALE=float(scale),
+        **lists.constants,
     )
     bias = (Argument("expert_bias", (num_experts,), dtypes.float32),) if has_bias else ()
-    x = Argument("x", (num_rows, width), dtype)
-    num_groups = divide_up(num_rows, rows_at_once)
+    logits = Argument("logits", (num_rows, num_experts), dtypes.float32)
+    weights = Argument("weights", (num_rows, num_active), dtypes.float32)
     return Kernel(
         name,
         source,
-        (num_groups, 1, 1),
+        (1, 1, 1),
         threads,
-        (
-            Argument("chosen", (num_rows, num_active), dtypes.int32),
-            Argument("weights", (num_rows, num_active), dtypes.float32),
-        ),
-        (x, *weight_arguments("gate", gate), *bias),
-        num_ops=num_ops(gate, num_rows),
-        num_bytes=num_groups * gate.num_bytes + x.num_bytes,
+        (weights, lists.argument),
+        (logits, *bias),
+        num_ops=num_rows * num_experts * num_active,
+        num_bytes=sum(argument.num_bytes for argument in (weights, lists.argument, logits, *bias)),
     )
 
 
@@ -156,3 +207,35 @@ def choose_reference(
 
 def sigmoid(x: UOp) -> UOp:
     return 1 / (1 + (-x).exp())
+
+
+def group_reference(chosen: Tensor, num_experts: int) -> Tensor:
+    """The pairs of chosen (T, A) int32, as `Lists` lays them out."""
+    num_pairs = chosen.shape[0] * chosen.shape[1]
+    flat = chosen.reshape(num_pairs)
+    layout = Lists(num_experts, num_pairs)
+
+    def body(loops: Loops, lists: Array, chosen: Array) -> None:
+        num_used = loops.local(1, dtype=dtypes.int32)
+        num_listed = loops.local(1, dtype=dtypes.int32)
+        num_used[0] = 0
+        num_listed[0] = 0
+        with loops.over(num_experts) as e:
+            first = loops.keep(num_listed, 0)
+            with loops.over(num_pairs) as pair:
+                # Written always, but only a pair of this expert moves the count past what was
+                # written.
+                place = layout.pairs_offset + num_listed[0].cast(dtypes.weakint)
+                lists[place] = pair.cast(dtypes.int32)
+                num_listed[0] = num_listed[0] + chosen[pair].cast(dtypes.weakint).eq(e).cast(
+                    dtypes.int32
+                )
+            used = num_used[0].cast(dtypes.weakint)
+            lists[layout.experts_offset + used] = e.cast(dtypes.int32)
+            lists[layout.firsts_offset + used] = first
+            lists[layout.counts_offset + used] = num_listed[0] - first
+            num_used[0] = num_used[0] + (num_listed[0] > first).cast(dtypes.int32)
+        lists[0] = num_used[0]
+
+    lists = Tensor.empty(*layout.argument.shape, dtype=dtypes.int32, device=chosen.device)
+    return loop_kernel(f"group_{num_pairs}_{num_experts}", body, [lists], [flat])[0]

@@ -49,7 +49,8 @@ def test_published_shapes_have_kernels(hidden, heads, kv_heads, ffn, vocab, bits
         conv_kernel(capacity, (9, 64, hidden), 3, BF16, BF16, None),
         qk_kernel(capacity, heads, pool, 262144, 1e-5, BF16, BF16, BF16, BF16),
         norm_kernel(rows, hidden, BF16, BF16, 1e-5, True, 4, None),
-        route_kernel(rows, weight(64, hidden), BF16, 4, True, True, 1.0),
+        matmul_kernel(rows, weight(64, hidden), BF16, F32),
+        route_kernel(rows, 64, 4, True, True, 1.0),
         expert_gate_up_kernel(rows, 4, weight(64, 1536, hidden), weight(64, 1536, hidden), BF16),
         expert_down_kernel(rows * 4, weight(64, hidden, 1536), BF16),
         *(attend_kernels(capacity, heads, pool, head_dim**-0.5, BF16, BF16) or [None]),
@@ -111,6 +112,8 @@ def test_what_other_kernels_refuse():
     assert norm_kernel(1, 96, BF16, BF16, 1e-5, False, 0, None)
     assert norm_kernel(1, 97, BF16, BF16, 1e-5, False, 0, None) is None
     assert norm_kernel(1, 96, I32, BF16, 1e-5, False, 0, None) is None
+    assert route_kernel(8, 256, 4, True, True, 1.0)
+    assert route_kernel(8, 257, 4, True, True, 1.0) is None
 
 
 def test_attention_takes_heads_of_multiples_of_16():

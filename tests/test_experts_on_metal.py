@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from tinygrad import Tensor, dtypes
 
-from metal_ops.emulated_metal import install
+from metal_ops.contract.route import grouped
+from metal_ops.contract.limits import THREADGROUP_BYTES
+from metal_ops.emulated_metal import compile, install
 from metal_ops.experts import expert_down_kernel, expert_ffn, expert_gate_up_kernel
-from metal_ops.group_rows import group_rows_kernel
+from metal_ops.matmul import matmul_kernel
 from metal_ops.products import WeightKind, kind_of
 from metal_ops.quantized import QuantizedMatrix
 from metal_ops.route import route, route_kernel
@@ -52,7 +54,7 @@ def numbers(weight):
         (6, 96, 80, 0, [True, True, True, False]),
         (6, 36, 64, 0, [False, True, False, True]),
         (6, 64, 64, 5, [False, True, False, False]),
-        (300, 32, 32, 8, [False, False, True, True]),
+        (300, 32, 32, 8, [True, False, True, True]),
     ],
 )
 def test_a_mixture_piece_by_piece(experts, width, ffn, bits, has_kernels):
@@ -69,22 +71,30 @@ def test_a_mixture_piece_by_piece(experts, width, ffn, bits, has_kernels):
     )
     w2, bias, x = weight(4, experts, width, ffn), values(5, experts), 10 * values(6, rows, width)
     kernels = [
-        route_kernel(rows, kind_of(gate), F32, active, True, True, 1.5),
-        group_rows_kernel(rows, active, experts),
+        matmul_kernel(rows, kind_of(gate), F32, F32),
+        route_kernel(rows, experts, active, True, True, 1.5),
         expert_gate_up_kernel(rows, active, kind_of(w1), kind_of(w3), F32),
         expert_down_kernel(rows * active, kind_of(w2), F32),
     ]
     assert [kernel is not None for kernel in kernels] == has_kernels
-    chosen, weights = route(tensor(x), gate, tensor(bias), active, True, 1.5)
-    outputs = expert_ffn(tensor(x), chosen, weights, w1, w3, w2).outputs.numpy()
+    weights, lists = route(tensor(x), gate, tensor(bias), active, True, 1.5)
+    outputs = expert_ffn(tensor(x), weights, lists, w1, w3, w2).outputs.numpy()
     gate, w1, w3, w2 = map(numbers, (gate, w1, w3, w2))
-    for t in range(rows):
-        want_chosen, want_weights = oracle.route(gate @ x[t], bias, active, True, 1.5)
-        assert chosen.numpy()[t].tolist() == want_chosen.tolist()
+    routed = [oracle.route(gate @ row, bias, active, True, 1.5) for row in x]
+    want_lists = grouped(np.array([chosen for chosen, _ in routed]), experts)
+    np.testing.assert_array_equal(lists.numpy()[want_lists >= 0], want_lists[want_lists >= 0])
+    for t, (chosen, want_weights) in enumerate(routed):
         np.testing.assert_allclose(weights.numpy()[t], want_weights, rtol=1e-5)
-        for a, e in enumerate(want_chosen):
+        for a, e in enumerate(chosen):
             want = w2[e] @ (oracle.silu(w1[e] @ x[t]) * (w3[e] @ x[t]))
             np.testing.assert_allclose(outputs[t * active + a], want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_largest_choice_fills_the_memory_of_a_threadgroup():
+    kernel = route_kernel(384, 256, 32, True, True, 1.0)
+    compiled = compile(kernel.source, kernel.name)[kernel.name]
+    assert compiled.threadgroup_bytes == THREADGROUP_BYTES
+    assert route_kernel(385, 256, 32, True, True, 1.0) is None
 
 
 def test_weights_that_no_kernel_serves():
@@ -99,9 +109,14 @@ def test_weights_that_no_kernel_serves():
         assert expert_down_kernel(1, weight, BF16) is None
     assert expert_gate_up_kernel(1, 1, served, WeightKind((4, 32, 64), BF16, 4, 32), BF16) is None
     assert expert_down_kernel(1, served, dtypes.int32) is None
-    for gate in (
-        WeightKind((4, 60), BF16),
-        WeightKind((4, 64), BF16, 6, 64),
-        WeightKind((4, 64), dtypes.int8),
-    ):
-        assert route_kernel(1, gate, BF16, 1, False, True, 1.0) is None
+
+
+def test_a_gate_that_holds_more_than_the_rows_is_not_rounded():
+    """Logits of experts a 1/1000 apart, around 1, where bf16 has steps of 1/128."""
+    gate = np.zeros((8, 32), np.float32)
+    gate[:, 0] = 1 + np.array([3, 1, 4, 0, 5, 2, 6, 7]) / 1000
+    x = tensor(np.ones((2, 32), np.float32)).cast(BF16)
+    weights, lists = route(x, tensor(gate), None, 3, True, 1.0)
+    assert lists.numpy()[:4].tolist() == [3, 4, 6, 7]
+    scores = 1 / (1 + np.exp(-gate[[7, 6, 4], 0]))
+    np.testing.assert_allclose(weights.numpy(), [scores / scores.sum()] * 2, rtol=1e-5)

@@ -279,7 +279,7 @@ def test_weights_of_hardly_any_score_stay_small():
     """
     x, gate = Tensor(np.ones((1, 2), np.float32)), Tensor(np.full((4, 2), -7, np.float32))
     score = 1 / (1 + np.exp(14.0))
-    _, weights = route(x, gate, None, 2, True, 1.0)
+    weights, _ = route(x, gate, None, 2, True, 1.0)
     np.testing.assert_allclose(weights.numpy(), score / (2 * score + 1e-6), rtol=1e-5)
 
 

@@ -13,6 +13,7 @@ from lfm2.environment import default_device
 from metal_ops.argmax import argmax, argmax_kernel
 from metal_ops.attention import attend
 from metal_ops.contract.argmax import case, made
+from metal_ops.contract.route import grouped
 from metal_ops.conv import short_conv
 from metal_ops.embed import embed, embed_kernel
 from metal_ops.experts import expert_ffn
@@ -23,7 +24,7 @@ from metal_ops.norm import add_rms_norm, rms_norm, rms_norm_drawn
 from metal_ops.products import WeightKind
 from metal_ops.qk import store_qkv
 from metal_ops.quantized import QuantizedMatrix
-from metal_ops.route import choose_reference, route
+from metal_ops.route import choose_reference, group_reference, route
 from metal_ops.tap import tap, tap_kernel
 from lfm2.model import rope_angles
 from lfm2.runner import capacity_of, pack
@@ -167,6 +168,10 @@ def added(mixture, x):
     return sum.numpy()
 
 
+def lists(chosen, num_experts):
+    return group_reference(Tensor(chosen.astype(np.int32)), num_experts)
+
+
 @pytest.mark.parametrize("bits", [4, 5])
 def test_packed_experts_in_any_company(bits):
     """64 rows unpack the experts first, one row converts them as it goes."""
@@ -176,12 +181,12 @@ def test_packed_experts_in_any_company(bits):
         packed(2, bits, 32, 4, 64, 32),
     )
     x = tensor(values(3, 64, 64))
-    chosen = np.argsort(values(5, 64, 4))[:, :2].astype(np.int32)
+    chosen = np.argsort(values(5, 64, 4))[:, :2]
     weights = np.abs(values(6, 64, 2))
-    whole = added(expert_ffn(x, Tensor(chosen), tensor(weights), w1, w3, w2), x)
+    whole = added(expert_ffn(x, tensor(weights), lists(chosen, 4), w1, w3, w2), x)
     one = slice(40, 41)
     row = tensor(x.numpy()[one])
-    alone = expert_ffn(row, Tensor(chosen[one]), tensor(weights[one]), w1, w3, w2)
+    alone = expert_ffn(row, tensor(weights[one]), lists(chosen[one], 4), w1, w3, w2)
     alone = added(alone, row)
     assert_same_bits(alone, whole[one])
     w1, w3, w2 = (weight.dequantize().numpy() for weight in (w1, w3, w2))
@@ -314,10 +319,11 @@ def test_route(is_normalised, scale):
 
 def test_route_takes_the_logits_of_its_gate():
     x, gate, bias = values(0, 3, 32), values(1, 8, 32), values(2, 8)
-    chosen, weights = route(tensor(x), tensor(gate), tensor(bias), 2, True, 1.0)
-    for t in range(3):
-        want_chosen, want_weights = oracle.route(gate @ x[t], bias, 2, True, 1.0)
-        assert chosen.numpy()[t].tolist() == want_chosen.tolist()
+    weights, found = route(tensor(x), tensor(gate), tensor(bias), 2, True, 1.0)
+    routed = [oracle.route(gate @ row, bias, 2, True, 1.0) for row in x]
+    want = grouped(np.array([chosen for chosen, _ in routed]), 8)
+    np.testing.assert_array_equal(found.numpy()[want >= 0], want[want >= 0])
+    for t, (_, want_weights) in enumerate(routed):
         np.testing.assert_allclose(weights.numpy()[t], want_weights, rtol=1e-4)
 
 
@@ -352,8 +358,8 @@ def test_expert_ffn(rows, experts, active):
     weights = np.abs(values(6, rows, active))
     ours = expert_ffn(
         tensor(x),
-        Tensor(chosen.astype(np.int32)),
         tensor(weights),
+        lists(chosen, experts),
         tensor(w1),
         tensor(w3),
         tensor(w2),

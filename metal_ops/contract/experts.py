@@ -19,8 +19,8 @@ from metal_ops.contract.case import (
     pattern,
     rounded,
 )
-from metal_ops.contract.group_rows import grouped, same, spread
 from metal_ops.contract.matmul import BARRIER, KINDS, SUM_ROOM, named, weights_of
+from metal_ops.contract.route import grouped
 from metal_ops.experts import expert_down_kernel, expert_gate_up_kernel
 from metal_ops.kernel import Kernel, Target
 from metal_ops.matmul import gate_up_kernel, matmul_kernel
@@ -229,3 +229,14 @@ def stacked(
 def filled(lists: np.ndarray) -> np.ndarray:
     """Lists that hold, where nothing is, what could be an expert with two pairs."""
     return np.where(lists < 0, 2, lists)
+
+
+def spread(num_rows: int, num_active: int, num_experts: int) -> np.ndarray:
+    """Choices (T, A) all over the experts, none twice in a row."""
+    t = np.arange(num_rows)[:, None]
+    return (3 * t * t + t + np.arange(num_active) * (num_experts // num_active)) % num_experts
+
+
+def same(num_rows: int, num_active: int, num_experts: int) -> np.ndarray:
+    """Choices (T, A) of the same last experts by every row."""
+    return np.tile(num_experts - 1 - np.arange(num_active), (num_rows, 1))

@@ -1,106 +1,170 @@
-"""The contracts of route.metal, with a plain and with packed gates."""
+"""The contract of route.metal, and what lists of given choices hold."""
 
 import numpy as np
-from tinygrad import dtypes
-from tinygrad.dtype import DType
 
-from metal_ops.contract.case import Case, Contract, Control, Expected, pattern
-from metal_ops.contract.matmul import BARRIER, KINDS, company, named, weights_of
-from metal_ops.products import weight_arguments
-from metal_ops.route import route_kernel
+from metal_ops.contract.case import Buffers, Case, Contract, Control, Expected, SameBits, pattern
+from metal_ops.contract.matmul import BARRIER
+from metal_ops.route import Lists, route_kernel
 
-Kind = tuple[DType, DType, int, int]
 # Of fp32 sums, an exponential and two divisions.
 WEIGHT_ROOM = 2e-6
-# The gate of a tied case repeats itself after so many experts: ties between lanes and within one.
+# The logits of a tied case repeat themselves after so many experts: ties between lanes and within
+# one.
 PERIOD = 4
+CONTROLS = (
+    Control(
+        "ties go to the higher expert id",
+        "simd_min(best[r] == largest[r] ? id[r] : NO_ID)",
+        "simd_max(best[r] == largest[r] ? id[r] : -1)",
+        "reference",
+    ),
+    Control(
+        "ties in a lane go to the higher id",
+        "left[r][i] > best[r]",
+        "left[r][i] >= best[r]",
+        "reference",
+    ),
+    Control(
+        "every choice weighs as the first",
+        "chosen[row * ACTIVE + a]]",
+        "chosen[row * ACTIVE]]",
+        "reference",
+    ),
+    Control("the bias does not count", " + bias[i]) : NEVER", ") : NEVER", "reference"),
+    Control("an expert is chosen again", "if (is_it) left[r][i] = NEVER;", "", "reference"),
+    Control("scores below 0 in reverse order", " ^ ((bits >> 31) & 0x7FFFFFFF)", "", "shapes"),
+    Control("rows take the first one's logits", "min(row + r, end_row - 1)", "row", "rows"),
+    Control("no barrier before the places", BARRIER, "", "shapes", is_race=True),
+    Control(
+        "rows beyond the last are counted",
+        "int(is_it && row + r < end_row)",
+        "int(is_it)",
+        "shapes",
+    ),
+    Control(
+        "experts without pairs are used", "simdgroup == 0 && total > 0", "simdgroup == 0", "shapes"
+    ),
+    Control(
+        "the rows of every SIMD-group begin at the first place",
+        "PAIRS_OFFSET + first + before;",
+        "PAIRS_OFFSET + first;",
+        "reference",
+    ),
+    Control(
+        "an expert's pairs all go to its first place",
+        "popcount(alike & before_lane)",
+        "popcount(alike & 0)",
+        "shapes",
+    ),
+    Control(
+        "every 32 pairs begin at the first place",
+        "place[i] += int(popcount(own[i]));",
+        "",
+        "reference",
+    ),
+    Control(
+        "an expert's pairs begin with the list",
+        "PAIRS_OFFSET + first + before;",
+        "PAIRS_OFFSET + before;",
+        "reference",
+    ),
+)
 
 
 def contracts() -> list[Contract]:
-    wide_gate = (dtypes.bfloat16, dtypes.float32, 0, 0)
-    return [route_contract(name, kinds + [wide_gate] * (not name)) for name, kinds in KINDS.items()]
-
-
-def route_contract(name: str, kinds: list[Kind]) -> Contract:
-    # Rows, experts and active ones around the borders of rows at once, experts at once and lanes.
-    shapes = [(1, 4, 1, 128), (5, 6, 4, 384), (2, 33, 8, 256), (3, 64, 4, 128), (9, 101, 3, 640)]
+    # Rows, experts and active ones around the borders of lanes, of SIMD-groups and of their rows.
+    shapes = [
+        (1, 4, 1),
+        (1, 64, 4),
+        (5, 6, 4),
+        (2, 33, 8),
+        (9, 101, 3),
+        (17, 40, 3),
+        (33, 64, 4),
+        (50, 250, 2),
+        (70, 8, 1),
+        (530, 5, 2),
+    ]
     cases = [
-        case(*shape, kinds[(2 * i + again) % len(kinds)])
-        for i, shape in enumerate(shapes)
-        for again in range(2)
+        *(case(*shape) for shape in shapes),
+        case(2, 7, 7, is_normalised=False, scale=2.5),
+        case(3, 1, 1, has_bias=False),
+        case(3, 40, 40, has_nan=True),
+        case(41, 100, 2, is_alike=True),
+        case(32, 64, 4, gate="reference"),
+        case(1, 64, 4, gate="reference", has_bias=False, scale=1.5),
+        case(5, 128, 6, gate="reference", period=PERIOD),
+        case(512, 256, 8, gate="reference"),
     ]
-    cases += [
-        case(2, 7, 7, 256, kinds[0], is_normalised=False, scale=2.5),
-        case(3, 1, 1, 128, kinds[0], has_bias=False),
-        case(3, 40, 40, 256, kinds[0], has_nan=True),
-        case(6, 64, 4, 2048, kinds[0], "reference"),
-        case(1, 64, 4, 2048, kinds[1], "reference", has_bias=False, scale=1.5),
-        case(5, 128, 6, 256, kinds[0], "reference", period=PERIOD),
-    ]
+    return [Contract("route", tuple(cases), company(), CONTROLS)]
 
-    def all_scores(num_rows: int) -> Case:
-        return case(num_rows, 40, 40, 640, kinds[0], is_normalised=False)
 
-    rows = company(all_scores, 640, "weights")
-    lowest = "simd_min(best == largest ? id : NO_ID)"
-    highest = "simd_max(best == largest ? id : -1)"
-    taken = "if (id == 32 * i + int(lane)) left[i] = -INFINITY;"
-    first_rows = ("min(first_row + r, NUM_ROWS - 1) * DEPTH", "r * DEPTH")
-    packed = Control(
-        "the first group's scale", "gate_scales[at / GROUP]", "gate_scales[0]", "reference"
-    )
-    controls = (
-        Control("ties go to the higher expert id", lowest, highest, "reference"),
-        Control(
-            "ties in a lane go to the higher id", "left[i] > best", "left[i] >= best", "reference"
-        ),
-        Control("bias enters the weights", "] = scores[r][id]", "] = largest", "reference"),
-        Control("an expert is chosen again", taken, "", "reference"),
-        Control("no barrier before the choice", BARRIER, "", "shapes", is_race=True),
-        Control("rows take the first ones' values", *first_rows, "rows"),
-        *([packed] if name else []),
-    )
-    return Contract(f"route{name}", tuple(cases), rows, controls)
+def company() -> tuple[SameBits, ...]:
+    """Rows of a wide round, and the same rows in narrower ones, in another order too."""
+    num_rows, num_experts = 70, 40
+    wide = case(num_rows, num_experts, 5)
+
+    def routing(found: Buffers) -> np.ndarray:
+        return bits_and_choices(found["weights"], found["lists"], num_experts)
+
+    def picked(rows: list[int]) -> SameBits:
+        narrow = case(len(rows), num_experts, 5)
+        buffers = narrow.buffers | {"logits": wide.buffers["logits"][rows]}
+        alone = Case(f"{len(rows)} rows", narrow.kernels, buffers)
+        picks = (lambda found: routing(found)[rows], routing)
+        return SameBits(f"rows {rows[:3]} of {num_rows}", (wide, alone), picks)
+
+    every = list(range(num_rows))
+    return tuple(map(picked, ([0], [69], [65, 3], every[8:17], every[4:41], every[::-1])))
+
+
+def bits_and_choices(weights: np.ndarray, lists: np.ndarray, num_experts: int) -> np.ndarray:
+    """The bits of each row's weights, and its choices: (T, 2 A) int32."""
+    layout = Lists(num_experts, weights.size)
+    columns = layout.experts_offset, layout.firsts_offset, layout.counts_offset
+    chosen = np.full(weights.size, -1, np.int32)
+    for used in range(np.clip(lists[0], 0, num_experts)):
+        expert, first, count = (int(lists[offset + used]) for offset in columns)
+        pairs = lists[layout.pairs_offset + max(first, 0) :][: max(count, 0)]
+        chosen[pairs[(pairs >= 0) & (pairs < weights.size)]] = expert
+    return np.hstack([weights.view(np.int32), chosen.reshape(weights.shape)])
 
 
 def case(
     num_rows: int,
     num_experts: int,
     num_active: int,
-    width: int,
-    kind: Kind,
     gate: str = "shapes",
     has_bias: bool = True,
     is_normalised: bool = True,
     scale: float = 1.0,
     period: int | None = None,
     has_nan: bool = False,
+    is_alike: bool = False,
 ) -> Case:
-    """period: of the gate and the bias, after which the same experts come again. has_nan: all
-    logits of row 1 are NaN, and those of expert 3."""
-    dtype, kinds, buffers, values = weights_of(kind, width, gate=num_experts)
+    """period: of the experts, after which the same logits and biases come again. has_nan: all
+    logits of row 1 are NaN, and those of expert 3. is_alike: all rows have the logits of the first.
+    """
     again = np.arange(num_experts) % (period or num_experts)
-    buffers = {name: buffer[again] for name, buffer in buffers.items()}
-    x, rows = pattern(num_rows, width, seed=5), values["gate"][again]
+    # Within 4, where the scores of neighbours are still apart in fp32; none twice in a row.
+    t = np.zeros(num_rows, int) if is_alike else np.arange(num_rows)
+    logits = ((t * (5 * t + 37))[:, None] + 171 * again) % 512 / 64 - 4
+    buffers, bias = {"logits": logits}, np.zeros(num_experts)
     if has_nan:
-        last = weight_arguments("gate", kinds["gate"])[-1].name  # values, or biases
-        x[1, 200] = rows[3] = buffers[last][3] = np.nan
-    logits = x @ rows.T
-    # Within 4, where scores of neighbours are still apart in fp32; by a power of two, exactly.
-    halvings = max(0, int(np.ceil(np.log2(np.nanmax(np.abs(logits)) / 4))))
-    buffers["x"], logits = x / 2**halvings, logits / 2**halvings
-    bias = np.zeros(num_experts)
+        logits[1] = logits[:, 3] = np.nan
     if has_bias:
         bias = buffers["expert_bias"] = pattern(num_experts, seed=9)[again]
-    kernel = route_kernel(
-        num_rows, kinds["gate"], dtype, num_active, has_bias, is_normalised, scale
-    )
+    kernel = route_kernel(num_rows, num_experts, num_active, has_bias, is_normalised, scale)
     chosen, weights = routed(logits, bias, num_active, is_normalised, scale)
-    expected = {"chosen": Expected(chosen), "weights": Expected(weights, relative=WEIGHT_ROOM)}
+    lists = grouped(chosen, num_experts)
+    expected = {
+        "weights": Expected(weights, relative=WEIGHT_ROOM),
+        "lists": Expected(lists, written=lists >= 0),
+    }
     if has_nan:
         del expected["weights"]
-    what = ", ties" * bool(period) + ", NaN" * has_nan
-    shape = f"{named(kernel, kind)}, {num_active} active, scale {scale}{what}"
+    what = ", ties" * bool(period) + ", NaN" * has_nan + ", alike" * is_alike
+    shape = f"{kernel.name}, bias {has_bias}, scale {scale}{what}"
     return Case(shape, (kernel,), buffers, expected, gate)
 
 
@@ -114,3 +178,20 @@ def routed(
     weights = np.take_along_axis(scores, chosen, 1)
     divisor = weights.sum(1, keepdims=True) + 1e-6 if is_normalised else 1.0
     return chosen, weights / divisor * scale
+
+
+def grouped(chosen: np.ndarray, num_experts: int) -> np.ndarray:
+    """The pairs of chosen (T, A) as `Lists` lays them out, -1 where nothing is."""
+    layout = Lists(num_experts, chosen.size)
+    lists = np.full(layout.argument.shape, -1)
+    counts = np.bincount(chosen.reshape(-1), minlength=num_experts)
+    used = np.flatnonzero(counts)
+    lists[0] = len(used)
+    for offset, column in (
+        (layout.experts_offset, used),
+        (layout.firsts_offset, (np.cumsum(counts) - counts)[used]),
+        (layout.counts_offset, counts[used]),
+        (layout.pairs_offset, np.argsort(chosen.reshape(-1), kind="stable")),
+    ):
+        lists[offset : offset + len(column)] = column
+    return lists

@@ -1,4 +1,4 @@
-// The members of an expert: the pairs (row, choice) that chose it, in the layout of `Lists` in metal_ops/group_rows.py.
+// The members of an expert: the pairs (row, choice) that chose it, in the layout of `Lists` in metal_ops/route.py.
 // Pairs share a row of x by PAIRS_PER_ROW.
 struct Members {
   device const int* pairs;
