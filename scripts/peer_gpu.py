@@ -1,62 +1,253 @@
-"""transformers at a published shape on a GPU, random bf16 weights; the last line is JSON.
+"""transformers at a published shape, random bf16 weights: eager, and compiled with a static cache.
 
     python -m scripts.peer_gpu lfm2-350m
+    python -m scripts.peer_gpu lfm2-8b-a1b --device cpu --layers 3 --prompt 64 --streams 2
 
-Needs torch with CUDA and transformers. Started by bench_gpu.py in a process of its own.
+Prints a figure to standard error as it comes, and to standard output a JSON object of all so far:
+of a run that was killed, the last line is still whole. What does not run has a reason in place of a
+figure. Needs torch and transformers. Started by bench_gpu.py in a process of its own.
 """
 
 import argparse
 import json
+import signal
+import sys
 import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from statistics import median
+from statistics import median, quantiles
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, StaticCache
+from transformers.utils import logging
 
 from scripts.make_checkpoint import SHAPES, config_of
 
+AFTER = 512  # tokens before a decoding
 NUM_ROUNDS = 33
+NUM_PROMPTS = 5
+# A compiled step is compiled in its first round, and recorded as a graph in its second.
+NUM_WARM_UPS = 3
+# Of a static cache; a multiple of what the attention of one query likes.
+ROOM = AFTER + 64
+# A longer prompt has nothing to gain from fewer launches, and costs a compilation.
+MAX_COMPILED_PROMPT = 2048
+REASON_SIZE = 120
 
 
-def measure(model, streams: int, num_tokens: int) -> tuple[float, float]:
-    """Seconds for the prompts of so many streams, first tokens included, and for a decode round."""
-    cache = DynamicCache(config=model.config)
-    prompt = torch.tensor([[8 + 37 * i % 4000 for i in range(num_tokens)]] * streams, device="cuda")
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    out = model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    tokens = out.logits[:, -1].argmax(-1, keepdim=True)
-    torch.cuda.synchronize()
-    prefill_s = time.perf_counter() - start
-    times = []
-    for _ in range(NUM_ROUNDS):
-        start = time.perf_counter()
-        out = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        tokens = out.logits[:, -1].argmax(-1, keepdim=True)
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return prefill_s, median(times[3:])
+class OutOfTime(BaseException):
+    """Of a limit; no Exception, because a compiler may take those for errors of its own."""
 
 
-@torch.inference_mode()
-def main() -> None:
+@dataclass(frozen=True)
+class Figure:
+    """tok_s with the middle half of its rounds. experts: how transformers multiplies by them."""
+
+    tok_s: float
+    spread: tuple[float, float]
+    experts: str | None = None
+
+
+class Peer:
+    """A model of a shape; a step is a forward pass to the greedy tokens (S, 1) of its rows."""
+
+    def __init__(self, config: dict, device: str) -> None:
+        self.device = device
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(**config), dtype=torch.bfloat16
+            )
+        self.model = model.eval()
+        self.vocab_size = config["vocab_size"]
+        self.experts = None
+        if "num_experts" in config:
+            self.experts = model.get_experts_implementation()[""]
+
+    def step(self, tokens: torch.Tensor, cache: Cache) -> torch.Tensor:
+        out = self.model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return out.logits[:, -1].argmax(-1, keepdim=True)
+
+    def compiled_step(self) -> Callable:
+        """The step as `generate` has it compiled with a static cache, for one shape."""
+        torch.compiler.reset()
+        compiled = torch.compile(self.step, mode="reduce-overhead", dynamic=False)
+        # The next replay of the graph overwrites what it gave out.
+        return lambda tokens, cache: compiled(tokens, cache).clone()
+
+    def prompts(self, streams: int, num_tokens: int) -> torch.Tensor:
+        """(S, T): another one for each stream, so that their rows choose experts of their own."""
+        place = torch.arange(num_tokens, device=self.device)
+        stream = torch.arange(streams, device=self.device)[:, None]
+        return 8 + (37 * place + 101 * stream) % 4000
+
+    def prefill(self, num_tokens: int) -> Figure:
+        prompt = self.prompts(1, num_tokens)
+        seconds = [
+            self._timed(lambda: self.step(prompt, self._dynamic())) for _ in range(1 + NUM_PROMPTS)
+        ]
+        return self._figure(num_tokens, seconds[1:])
+
+    def compiled_prefill(self, num_tokens: int) -> Figure:
+        prompt, step = self.prompts(1, num_tokens), self.compiled_step()
+        cache = StaticCache(config=self.model.config, max_cache_len=num_tokens)
+        # Buffers that are made inside a compiled step keep it from being a graph.
+        self.step(prompt, cache)
+        seconds = []
+        for _ in range(NUM_WARM_UPS + NUM_PROMPTS):
+            cache.reset()
+            seconds.append(self._timed(lambda: step(prompt, cache)))
+        return self._figure(num_tokens, seconds[NUM_WARM_UPS:])
+
+    def decode(self, streams: int) -> Figure:
+        """By the better of the two ways to multiply by experts: `generate` itself changes from one
+        to the other for decoding, which does not always pay.
+        """
+        figures = []
+        for experts in (self.experts,) if self.experts is None else (self.experts, "batched_mm"):
+            figures.append(self._decode(streams, self.step, self._dynamic(), experts))
+        return max(figures, key=lambda figure: figure.tok_s)
+
+    def compiled_decode(self, streams: int, experts: str | None) -> Figure:
+        cache = StaticCache(config=self.model.config, max_cache_len=ROOM)
+        return self._decode(streams, self.compiled_step(), cache, experts)
+
+    def _decode(self, streams: int, step: Callable, cache: Cache, experts: str | None) -> Figure:
+        tokens = self.step(self.prompts(streams, AFTER), cache)
+        with self._multiplying(experts):
+            seconds = []
+            for _ in range(NUM_WARM_UPS + NUM_ROUNDS):
+                start = self._now()
+                tokens = step(tokens, cache)
+                seconds.append(self._now() - start)
+        return self._figure(streams, seconds[NUM_WARM_UPS:], experts)
+
+    @contextmanager
+    def _multiplying(self, experts: str | None) -> Iterator[None]:
+        if experts is None:
+            yield
+            return
+        self.model.set_experts_implementation(experts)
+        try:
+            yield
+        finally:
+            self.model.set_experts_implementation(self.experts)
+
+    def _dynamic(self) -> Cache:
+        return DynamicCache(config=self.model.config)
+
+    def _now(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _timed(self, act: Callable) -> float:
+        start = self._now()
+        act()
+        return self._now() - start
+
+    def _figure(self, num_tokens: int, seconds: list[float], experts: str | None = None) -> Figure:
+        low, _, high = quantiles([num_tokens / one for one in seconds], n=4)
+        return Figure(num_tokens / median(seconds), (low, high), experts)
+
+
+class Results:
+    """Figures by way ("eager", "compiled") and by what they are of; reasons of what has none."""
+
+    def __init__(self, shape: str) -> None:
+        self.shape = shape
+        self.figures: dict[str, dict[str, Figure]] = {"eager": {}, "compiled": {}}
+        self.reasons: dict[str, dict[str, str]] = {"eager": {}, "compiled": {}}
+
+    def add(self, way: str, what: str, measure: Callable[[], Figure]) -> None:
+        try:
+            figure = measure()
+        except Exception as error:
+            self.refuse(way, what, f"{type(error).__name__}: {error}")
+            return
+        self.figures[way][what] = figure
+        low, high = figure.spread
+        text = f"{figure.tok_s:,.1f} tok/s  ({low:,.1f}-{high:,.1f})  {figure.experts or ''}"
+        self._print(way, what, text)
+
+    def refuse(self, way: str, what: str, reason: str) -> None:
+        self.reasons[way][what] = " ".join(reason.split())[:REASON_SIZE]
+        self._print(way, what, self.reasons[way][what])
+
+    def _print(self, way: str, what: str, text: str) -> None:
+        print(f"{self.shape:14} transformers {way:8} {what:14} {text}", file=sys.stderr, flush=True)
+        found = {
+            way: {what: asdict(figure) for what, figure in figures.items()}
+            for way, figures in self.figures.items()
+        }
+        versions = {name: version(name) for name in ("torch", "transformers")}
+        print(json.dumps(found | {"reasons": self.reasons, "versions": versions}), flush=True)
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raises OutOfTime inside after so many seconds, until one gets through."""
+
+    def stop(signal_number: int, frame: object) -> None:
+        raise OutOfTime
+
+    signal.signal(signal.SIGALRM, stop)
+    # What is raised in a callback of foreign code is lost: raised again each second.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def measure_compiled(
+    peer: Peer, results: Results, prompts: list[int], streams: list[int], limit_s: int
+) -> None:
+    """Adds figures until the time is over, those of the decoding first."""
+    plan = {f"decode {count}": (peer.compiled_decode, count) for count in streams}
+    short = [count for count in prompts if count <= MAX_COMPILED_PROMPT]
+    plan |= {f"prefill {count}": (peer.compiled_prefill, count) for count in short}
+    try:
+        with time_limit(limit_s):
+            for what, (measure, count) in plan.items():
+                eager = results.figures["eager"].get(what)
+                ways = [eager.experts if eager else peer.experts] if "decode" in what else []
+                results.add("compiled", what, lambda: measure(count, *ways))
+    except OutOfTime:
+        done = results.figures["compiled"].keys() | results.reasons["compiled"].keys()
+        for what in [what for what in plan if what not in done]:
+            results.refuse("compiled", what, f"given up after {limit_s} s for all compiled figures")
+
+
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=SHAPES)
-    shape = parser.parse_args().shape
-    values = config_of(SHAPES[shape], None, None, "bfloat16")
-    config = AutoConfig.for_model(**values)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    tok_s = {}
-    measure(model, 1, 512)
-    for num_tokens in (512, 2048, 16384):
-        times = [measure(model, 1, num_tokens)[0] for _ in range(3)]
-        tok_s[f"prefill {num_tokens}"] = num_tokens / median(times)
-    for streams in (1, 8, 32):
-        tok_s[f"decode {streams}"] = streams / measure(model, streams, 512)[1]
-    versions = {name: version(name) for name in ("torch", "transformers")}
-    print(json.dumps({"tok_s": tok_s, "versions": versions}))
+    parser.add_argument("--device", default="cuda", help="of torch (cuda)")
+    parser.add_argument("--layers", type=int, help="of a shortened model")
+    parser.add_argument("--prompt", type=int, nargs="+", default=[512, 2048, 16384])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--compile-limit", type=int, default=120, help="seconds; 0: do not compile")
+    return parser.parse_args()
+
+
+# No inference_mode: `generate` has compiled steps under no_grad alone.
+@torch.no_grad()
+def main() -> None:
+    options = parse_options()
+    # Of the libraries about each other, between the figures.
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    shape = SHAPES[options.shape]
+    peer = Peer(config_of(shape, options.layers, None, "bfloat16"), options.device)
+    results = Results(options.shape)
+    for count in options.prompt:
+        results.add("eager", f"prefill {count}", lambda: peer.prefill(count))
+    for count in options.streams:
+        results.add("eager", f"decode {count}", lambda: peer.decode(count))
+    if options.compile_limit:
+        measure_compiled(peer, results, options.prompt, options.streams, options.compile_limit)
 
 
 if __name__ == "__main__":
