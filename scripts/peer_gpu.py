@@ -86,9 +86,10 @@ class Peer:
     def prefill(self, num_tokens: int) -> Figure:
         prompt = self.prompts(1, num_tokens)
         seconds = [
-            self._timed(lambda: self.step(prompt, self._dynamic())) for _ in range(1 + NUM_PROMPTS)
+            self._timed(lambda: self.step(prompt, self._dynamic()))
+            for _ in range(NUM_WARM_UPS + NUM_PROMPTS)
         ]
-        return self._figure(num_tokens, seconds[1:])
+        return self._figure(num_tokens, seconds[NUM_WARM_UPS:])
 
     def compiled_prefill(self, num_tokens: int) -> Figure:
         prompt, step = self.prompts(1, num_tokens), self.compiled_step()
