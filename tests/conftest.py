@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import os
+
 import pytest
 
 from lfm2.environment import default_device, ensure_compiler
@@ -13,4 +15,9 @@ def pytest_configure() -> None:
 @pytest.fixture(scope="session")
 def steps(tmp_path_factory):
     """A folder of compiled steps, so that a form is compiled once for all tests."""
-    return tmp_path_factory.mktemp("steps")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # What the processes of a run have in common.
+        folder = folder.parent
+    (folder / "steps").mkdir(exist_ok=True)
+    return folder / "steps"

@@ -26,6 +26,7 @@ from metal_ops.contract.case import (
 from metal_ops.contract.limits import exceeded
 from metal_ops.emulated_metal import MetalCompileError, MetalLaunchError, ToolchainError, compile
 from metal_ops.emulated_metal.build import read_kernels
+from metal_ops.emulated_metal.device import FILE
 from metal_ops.emulated_metal.toolchain import find_toolchain
 from metal_ops.kernel import TYPES, Argument, Target, target_of
 from metal_ops.launch import GuardedBuffer, compile_kernel, inject
@@ -46,9 +47,8 @@ def builds(contract: Contract, device: str) -> Faults:
             compile_kernel(kernel, device)
             if target_of(device) is Target.CUDA or not has_clang():
                 continue
-            declared = {
-                found.name: found for found in read_kernels(kernel.source, kernel.name, True)
-            }
+            # By the name that emulated METAL has read it under, so that it is read once.
+            declared = {found.name: found for found in read_kernels(kernel.source, FILE, True)}
         except COMPILE_ERRORS as error:
             yield f"at {kernel.name}: {first_line(error)}"
             continue
@@ -82,7 +82,7 @@ def limits(contract: Contract, device: str) -> Faults:
     for kernel in contract.kernels:
         num_bytes = 0
         if target_of(device) is Target.METAL and has_clang():
-            num_bytes = compile(kernel.source, kernel.name)[kernel.name].threadgroup_bytes
+            num_bytes = compile(kernel.source, FILE)[kernel.name].threadgroup_bytes
         yield from (f"at {kernel.name}: {what}" for what in exceeded(kernel, num_bytes))
 
 
