@@ -106,11 +106,17 @@ GATES: dict[str, Callable[[Contract, str], Faults]] = {
 
 
 def planted(contract: Contract, control: Control) -> Contract:
-    """The contract with the control's fault in the text of its kernels.
+    """The contract with the control's fault in the text of its kernels, and only what runs those.
 
     Raises ValueError if no text has what it replaces.
     """
-    if not any(control.old in kernel.source for kernel in contract.kernels):
+
+    def is_hit(case: Case) -> bool:
+        return any(control.old in kernel.source for kernel in case.kernels)
+
+    cases = tuple(filter(is_hit, contract.cases))
+    rows = tuple(same for same in contract.rows if any(map(is_hit, same.cases)))
+    if not cases and not rows:
         raise ValueError(
             f"control {control.what!r} of {contract.name}: no text has {control.old!r}"
         )
@@ -122,8 +128,8 @@ def planted(contract: Contract, control: Control) -> Contract:
         )
         return replace(case, kernels=kernels)
 
-    pairs = (replace(same, cases=tuple(map(edited, same.cases))) for same in contract.rows)
-    return replace(contract, cases=tuple(map(edited, contract.cases)), rows=tuple(pairs))
+    pairs = (replace(same, cases=tuple(map(edited, same.cases))) for same in rows)
+    return replace(contract, cases=tuple(map(edited, cases)), rows=tuple(pairs))
 
 
 def run(case: Case, device: str) -> tuple[Buffers, list[str]]:
