@@ -28,7 +28,7 @@ from metal_ops.kernel import (
 )
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
-from metal_ops.products import TILE
+from metal_ops.product_tile import TILE
 from metal_ops.sums import pair_off, products
 from metal_ops.table import Capacity
 

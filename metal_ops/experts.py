@@ -17,23 +17,16 @@ from metal_ops.kernel import Argument, Kernel, Target, compose, divide_up, targe
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Index, Loops, loop_kernel
 from metal_ops.norm import Mixture
-from metal_ops.products import (
-    TILE,
-    WeightKind,
-    constants,
-    is_served,
-    kind_of,
-    num_ops,
-    num_output_tiles,
-    num_row_tiles,
-    weight_arguments,
-)
+from metal_ops.product_tile import constants, tile_of
+from metal_ops.products import WeightKind, is_served, kind_of, num_ops, weight_arguments
 from metal_ops.route import Lists
 from metal_ops.rows import Rows, Weight, parts
 from metal_ops.sums import largest_divisor
 from metal_ops.tiles import NUM_ROWS_TO_UNPACK, TILE_SIZES, TileRows, swiglu_tile
 
-STEMS = ("lanes", "tile", "products", "members")
+# Members that an expert has on average where they are multiplied as many: half a tile of them, as
+# some experts have more.
+FEWEST_MANY_MEMBERS = 16
 
 
 def expert_ffn(
@@ -123,16 +116,21 @@ def _expert_kernel(
     num_experts, num_outputs, depth = weight.shape
     (num_pairs, _), (num_rows, _) = out.shape, rows.shape
     lists = Lists(num_experts, num_pairs)
-    # Rows that only fill a tile up cost as much as true ones: a tile is as high as an expert has
-    # members on average, and where it has more, its weights come out of the cache again.
-    num_members = divide_up(num_pairs, num_experts)
-    output_tiles = num_output_tiles(num_members, target)
-    values = constants(weight, rows.dtype, num_rows, output_tiles) | {
-        "ROW_TILES": num_row_tiles(num_members)
-    }
+    # Rows that only fill a tile up cost as much as true ones: a tile of few rows is as high as an
+    # expert has members on average, and where it has more, its weights come out of the cache again.
+    tile = tile_of(
+        weight,
+        rows.dtype,
+        divide_up(num_pairs, num_experts),
+        target,
+        num_weights=len(weights),
+        num_experts=lists.most_used,
+        fewest_many=FEWEST_MANY_MEMBERS,
+    )
+    values = constants(weight, rows.dtype, num_rows, tile, (num_outputs,))
     name = f"{op}{weight.suffix}_{num_pairs}x{num_outputs}x{depth}_{num_experts}"
     source = compose(
-        (*STEMS, op),
+        (*tile.stems, "members", op),
         op,
         name,
         target,
@@ -144,7 +142,7 @@ def _expert_kernel(
     return Kernel(
         name,
         source,
-        (divide_up(num_outputs * len(weights), TILE * output_tiles), lists.most_used, 1),
+        (divide_up(num_outputs, tile.num_outputs), lists.most_used, 1),
         values["THREADS"],
         (out,),
         (

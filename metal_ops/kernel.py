@@ -20,9 +20,9 @@ HEAD = """#include <metal_stdlib>
 using namespace metal;
 // Loops over arrays that have to be in registers.
 #define UNROLL _Pragma("clang loop unroll(full)")
-#define UNROLL_BY_4 _Pragma("clang loop unroll_count(4)")
 """
 SIMD_WIDTH = 32
+THREADGROUP_BYTES = 32 << 10  # of memory at most, on Apple's GPUs; NVIDIA's have more
 # What Metal calls the types of a tensor.
 TYPES = {
     dtypes.float32: "float",

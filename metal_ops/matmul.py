@@ -19,21 +19,10 @@ from metal_ops.checks import expect
 from metal_ops.kernel import FLOATS, Argument, Kernel, Target, compose, divide_up, target_of
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
-from metal_ops.products import (
-    TILE,
-    WeightKind,
-    constants,
-    is_served,
-    kind_of,
-    num_ops,
-    num_output_tiles,
-    num_row_tiles,
-    weight_arguments,
-)
+from metal_ops.product_tile import Tile, constants, tile_of
+from metal_ops.products import WeightKind, is_served, kind_of, num_ops, weight_arguments
 from metal_ops.rows import Rows, Weight, parts
 from metal_ops.tiles import TileRows, for_each_tile, swiglu_tile
-
-STEMS = ("lanes", "tile", "products")
 
 
 def matmul(
@@ -99,7 +88,8 @@ def matmul_kernel(
         num_rows,
         [weight],
         dtype,
-        weight.num_outputs,
+        (weight.num_outputs,),
+        tile_of(weight, dtype, num_rows, target),
         target,
         writes=(Argument("out", (num_rows, weight.num_outputs), out_dtype),),
         reads=(*weight_arguments("weight", weight), *bias),
@@ -124,11 +114,11 @@ def gate_up_kernel(
         num_rows,
         [w1, w3],
         dtype,
-        w1.num_outputs,
+        (w1.num_outputs,),
+        tile_of(w1, dtype, num_rows, target, num_weights=2),
         target,
         writes=(Argument("out", (num_rows, w1.num_outputs), dtype),),
         reads=(*weight_arguments("w1", w1), *weight_arguments("w3", w3)),
-        num_weights=2,
     )
 
 
@@ -145,13 +135,14 @@ def project_kernel(
     if k != v or not is_alike or not is_served(q, dtype):
         return None
     kinds = {"q": q, "k": k, "v": v}
-    tile = TILE * num_output_tiles(num_rows, target)
+    tile = tile_of(q, dtype, num_rows, target, takes_turns=False)
     return _tiled(
         "project",
         num_rows,
         [q, k, v],
         dtype,
-        sum(divide_up(kind.num_outputs, tile) * tile for kind in kinds.values()),
+        tuple(kind.num_outputs for kind in kinds.values()),
+        tile,
         target,
         writes=tuple(
             Argument(name, (num_rows, kind.num_outputs), dtype) for name, kind in kinds.items()
@@ -163,8 +154,8 @@ def project_kernel(
         ),
         Q_OUTPUTS=q.num_outputs,
         KV_OUTPUTS=k.num_outputs,
-        Q_TILES=divide_up(q.num_outputs, tile),
-        KV_TILES=divide_up(k.num_outputs, tile),
+        Q_TILES=divide_up(q.num_outputs, tile.num_outputs),
+        KV_TILES=divide_up(k.num_outputs, tile.num_outputs),
     )
 
 
@@ -173,28 +164,27 @@ def _tiled(
     num_rows: int,
     weights: list[WeightKind],
     dtype: DType,
-    num_outputs: int,
+    outputs: tuple[int, ...],
+    tile: Tile,
     target: Target,
     writes: tuple[Argument, ...],
     reads: tuple[Argument, ...],
-    num_weights: int = 1,
     **extra: int | DType,
 ) -> Kernel:
-    """A launch over the tiles of so many outputs and rows; x comes first of what it reads.
-
-    num_weights: of those that a threadgroup shares its tiles of outputs between.
+    """A launch over the tiles of rows and of outputs, of which there are so many after each other;
+    x comes first of what it reads.
     """
-    output_tiles = num_output_tiles(num_rows, target)
-    weight = weights[0]
-    x = Argument("x", (num_rows, weight.depth), dtype)
-    name = f"{op}{weight.suffix}_{num_rows}x{num_outputs}x{weight.depth}"
-    values = constants(weight, dtype, num_rows, output_tiles)
-    source = compose((*STEMS, op), op, name, target, **values, NUM_OUTPUTS=num_outputs, **extra)
-    row_blocks = divide_up(num_rows, TILE * num_row_tiles(num_rows))
+    depth = weights[0].depth
+    x = Argument("x", (num_rows, depth), dtype)
+    name = f"{op}{weights[0].suffix}_{num_rows}x{sum(outputs)}x{depth}"
+    values = constants(weights[0], dtype, num_rows, tile, outputs)
+    stems = (*tile.stems, "rows", op)
+    source = compose(stems, op, name, target, **values, NUM_OUTPUTS=sum(outputs), **extra)
+    row_blocks = divide_up(num_rows, tile.num_rows)
     return Kernel(
         name,
         source,
-        (row_blocks, divide_up(num_outputs * num_weights, TILE * output_tiles), 1),
+        (row_blocks, sum(divide_up(count, tile.num_outputs) for count in outputs), 1),
         values["THREADS"],
         writes,
         (x, *reads),

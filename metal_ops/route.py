@@ -17,7 +17,15 @@ from tinygrad import Tensor, dtypes
 from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
-from metal_ops.kernel import SIMD_WIDTH, Argument, Kernel, compose, divide_up, has_kernels
+from metal_ops.kernel import (
+    SIMD_WIDTH,
+    THREADGROUP_BYTES,
+    Argument,
+    Kernel,
+    compose,
+    divide_up,
+    has_kernels,
+)
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
 from metal_ops.matmul import matmul
@@ -30,8 +38,6 @@ MAX_ROWS = 4
 MAX_SCORES = 8
 # A lane has a score of every 32nd expert in registers.
 MAX_EXPERTS = 256
-# For a choice of each pair and counts of each SIMD-group, 2 bytes each.
-THREADGROUP_BYTES = 32 << 10
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,7 @@ def route_kernel(
     num_simdgroups = divide_up(num_rows, own_rows)
     slots = divide_up(num_experts, SIMD_WIDTH)
     lists = Lists(num_experts, num_rows * num_active)
+    # For a choice of each pair and counts of each SIMD-group.
     num_bytes = 2 * (lists.num_pairs + num_simdgroups * slots * SIMD_WIDTH)
     if num_experts > MAX_EXPERTS or num_bytes > THREADGROUP_BYTES:
         return None

@@ -7,9 +7,11 @@ from metal_ops.attention import attend_kernels
 from metal_ops.contract.limits import exceeded
 from metal_ops.conv import conv_kernel
 from metal_ops.experts import expert_down_kernel, expert_gate_up_kernel
+from metal_ops.kernel import THREADGROUP_BYTES, Target
 from metal_ops.matmul import gate_up_kernel, matmul_kernel, project_kernel
 from metal_ops.norm import norm_kernel
-from metal_ops.products import WeightKind, num_chunks, num_row_tiles
+from metal_ops.product_tile import Stage, tile_of
+from metal_ops.products import WeightKind, num_chunks
 from metal_ops.qk import qk_kernel
 from metal_ops.route import route_kernel
 from metal_ops.table import Capacity
@@ -96,7 +98,38 @@ def test_the_chunks_of_a_sum_depend_on_the_weight_alone():
         matmul_kernel(rows, WeightKind((64, 2048), BF16), BF16, BF16).source for rows in (1, 9, 512)
     ]
     assert all("#define CHUNKS 8\n" in source for source in sources)
-    assert [num_row_tiles(rows) for rows in (1, 8, 9, 16, 17, 32, 512)] == [1, 1, 2, 2, 4, 4, 4]
+
+
+@pytest.mark.parametrize("target", Target)
+def test_tiles_follow_the_rows_and_the_threadgroups_that_run_at_once(target):
+    def tile(num_rows, num_outputs=2048, **options):
+        return tile_of(WeightKind((num_outputs, 2048), BF16), BF16, num_rows, target, **options)
+
+    sizes = [1, 8, 9, 16, 17, 32]
+    assert [tile(rows).row_tiles for rows in sizes] == [1, 1, 2, 2, 4, 4]
+    assert not any(tile(rows).is_staged for rows in sizes)
+    assert tile(33).is_staged
+    # One row of few outputs leaves no turns, many outputs are no more threadgroups than run at once.
+    assert tile(1).turns == 1
+    assert tile(1, 65536).turns == 16
+    assert tile(9, 65536).turns == 1
+    assert tile(1, 65536, takes_turns=False).turns == 1
+    assert tile(1, 65544).turns == 1
+    assert tile(1, num_experts=8).turns > 1
+    # Few threadgroups of many rows are smaller ones.
+    assert tile(33).output_tiles < tile(512, 8192).output_tiles
+    assert tile(33, num_weights=2).output_tiles >= 2
+
+
+@pytest.mark.parametrize("target", Target)
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("bits, group_size", [(0, 0), (4, 32), (4, 64), (8, 128)])
+def test_stages_fit_threadgroup_memory(target, dtype, bits, group_size):
+    weight = WeightKind((2048, 2048), BF16, bits, group_size)
+    tile = tile_of(weight, dtype, 512, target)
+    assert tile.stages * Stage.of(weight, dtype).num_bytes < THREADGROUP_BYTES
+    # Without room for three stages, two of which are multiplied or added up, few rows at a time.
+    assert tile.is_staged == (dtype is BF16 or group_size < 128)
 
 
 def test_what_other_kernels_refuse():

@@ -7,7 +7,7 @@ import pytest
 from tinygrad import Tensor, dtypes
 
 from metal_ops.contract.route import grouped
-from metal_ops.contract.limits import THREADGROUP_BYTES
+from metal_ops.kernel import THREADGROUP_BYTES
 from metal_ops.emulated_metal import compile, install
 from metal_ops.experts import expert_down_kernel, expert_ffn, expert_gate_up_kernel
 from metal_ops.matmul import matmul_kernel

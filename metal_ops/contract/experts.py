@@ -19,7 +19,7 @@ from metal_ops.contract.case import (
     pattern,
     rounded,
 )
-from metal_ops.contract.matmul import BARRIER, KINDS, SUM_ROOM, named, weights_of
+from metal_ops.contract.matmul import BARRIER, KINDS, SUM_ROOM, TURNS, named, weights_of
 from metal_ops.contract.route import grouped
 from metal_ops.experts import expert_down_kernel, expert_gate_up_kernel
 from metal_ops.kernel import Kernel, Target
@@ -29,17 +29,15 @@ from metal_ops.products import WeightKind
 Kind = tuple[DType, DType, int, int]
 # An expert's outputs are the first one's, so many further.
 SHIFT = 5
-BEFORE_BARRIER = "chunk, lane);\n"
-SECOND_BARRIER = "    // The next tile's sums go where these were.\n  " + BARRIER
 CONTROLS = (
+    TURNS,
     Control(
-        "no barrier before the chunks are added",
-        f"{BEFORE_BARRIER}  {BARRIER}",
-        BEFORE_BARRIER,
+        "no barrier before the next tile",
+        f"    // The next tile's rows and sums go where these were.\n    {BARRIER}",
+        "",
         "shapes",
         is_race=True,
     ),
-    Control("no barrier before the next tile", SECOND_BARRIER, "", "shapes", is_race=True),
     Control(
         "an expert reads the first expert's weights",
         "members.expert * NUM_OUTPUTS + output",
@@ -48,14 +46,14 @@ CONTROLS = (
     ),
     Control(
         "members after the first take the first member's row",
-        "min(member, members.count - 1)",
-        "0",
+        "members.pairs[member]",
+        "members.pairs[0]",
         "rows",
     ),
     Control(
         "every tile takes the first members",
-        "first + TILE * r + loaded_row",
-        "TILE * r + loaded_row",
+        "min(first + pointed_row",
+        "min(pointed_row",
         "rows",
     ),
 )
@@ -78,6 +76,7 @@ def gate_up_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
         make_case(spread(20, 3, 4), 4, 9, 128, kinds[-1]),
         make_case(same(70, 1, 4), 4, 24, 128, kinds[0]),
         make_case(same(40, 2, 64), 64, 16, 128, kinds[0]),
+        make_case(spread(2, 4, 8), 8, 320, 128, kinds[0]),
         make_case(spread(6, 4, 8), 8, 24, 1024, kinds[0], "reference"),
     ]
     if name == " 4-bit":
@@ -90,10 +89,7 @@ def gate_up_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
         weight = WeightKind((24, 640), *kinds[0][1:])
         return gate_up_kernel(num_rows, weight, weight, kinds[0][0], target)
 
-    swapped = (
-        "fold(partial, element), fold(partial, element + HALF_OUTPUTS)",
-        "fold(partial, element + HALF_OUTPUTS), fold(partial, element)",
-    )
+    swapped = ("swiglu(gate, up);", "swiglu(up, gate);")
     controls = (*CONTROLS, Control("gate and up change places", *swapped, "reference"))
     rows = company(make, "x", "hidden", dense)
     return Contract(f"expert_gate_up{name}", tuple(cases), rows, controls)
@@ -109,6 +105,7 @@ def down_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
         make_case(spread(20, 3, 4), 4, 24, 128, kinds[-1]),
         make_case(same(70, 1, 4), 4, 40, 128, kinds[0]),
         make_case(same(40, 2, 64), 64, 16, 128, kinds[0]),
+        make_case(spread(2, 4, 8), 8, 640, 128, kinds[0]),
         make_case(spread(6, 4, 8), 8, 48, 1024, kinds[0], "reference"),
     ]
     if name == " 4-bit":

@@ -12,10 +12,9 @@ Mac, and `lfm2 verify` on one is what would tell.
 import re
 from dataclasses import dataclass
 
-from metal_ops.kernel import SIMD_WIDTH, Kernel
+from metal_ops.kernel import SIMD_WIDTH, THREADGROUP_BYTES, Kernel
 
 MAX_BUFFERS = 31
-THREADGROUP_BYTES = 32 << 10
 # NOTE: not Metal's, whose grids have no such limit, but CUDA's in y and z.
 MAX_GRID = 2**16 - 1
 RESERVED = "max_total_threads_per_threadgroup(THREADS)"

@@ -11,7 +11,7 @@ from metal_ops.contract.case import EPSILON, Buffers, Case, Contract, Control, E
 from metal_ops.contract.case import pattern, rounded
 from metal_ops.kernel import TYPES, Kernel, Target
 from metal_ops.matmul import gate_up_kernel, matmul_kernel, project_kernel
-from metal_ops.products import WeightKind
+from metal_ops.products import BLOCK, WeightKind
 
 F32, F16, BF16 = dtypes.float32, dtypes.float16, dtypes.bfloat16
 # fp32 sums of products of numbers below 1, in any order: well within this for a depth of 4,096.
@@ -27,8 +27,68 @@ KINDS = {
     " 4-bit": [(BF16, BF16, 4, 64), (F32, F16, 4, 32), (F16, F16, 4, 128)],
     " 8-bit": [(BF16, BF16, 8, 64), (F32, F32, 8, 32), (F16, BF16, 8, 128)],
 }
-BARRIER = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
-NO_BARRIER = Control("no barrier before the chunks are added", BARRIER, "", "shapes", is_race=True)
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+# Of the kernels on the texts that make a threadgroup's sums.
+TURNS = Control(
+    "every turn stores the first one's outputs",
+    "first_output + turn * OUTPUTS + place.output",
+    "first_output + place.output",
+    "shapes",
+)
+# Of those texts.
+SUM_CONTROLS = (
+    Control(
+        "few rows: no barrier before the chunks are added",
+        f"  {BARRIER}}}\n",
+        "}\n",
+        "shapes",
+        is_race=True,
+    ),
+    Control(
+        "many rows: no barrier before they are read",
+        f"wait_for_copies();\n    {BARRIER}",
+        "wait_for_copies();\n",
+        "shapes",
+        is_race=True,
+    ),
+    Control(
+        "few rows: no barrier before the next turn's sums",
+        f"  if (turn > 0) {BARRIER}",
+        "",
+        "shapes",
+        is_race=True,
+    ),
+    Control(
+        "few rows: the next turn has the same weights",
+        "row_after(weights[o], OUTPUTS)",
+        "row_after(weights[o], 0)",
+        "shapes",
+    ),
+    Control(
+        "few rows: the first chunk twice",
+        "+= totals.partial[chunk * (ROWS * WEIGHTS * OUTPUTS) + element]",
+        "+= totals.partial[element]",
+        "shapes",
+    ),
+    Control(
+        "many rows: the last chunk is left out",
+        "unit + 1 == chunk_start(chunk)",
+        "unit + 1 == chunk_start(chunk) && chunk < CHUNKS",
+        "shapes",
+    ),
+    Control(
+        "many rows: those of the stage before",
+        "(stage % STAGES * ROWS + TILE",
+        "((stage + STAGES - 1) % STAGES * ROWS + TILE",
+        "shapes",
+    ),
+    Control(
+        "many rows: tiles that they do not fill are left out",
+        "num_rows > TILE",
+        "num_rows > 2 * TILE",
+        "shapes",
+    ),
+)
 
 
 def contracts(target: Target) -> list[Contract]:
@@ -41,29 +101,29 @@ def contracts(target: Target) -> list[Contract]:
 
 def matmul_contract(name: str, kinds: list, target: Target) -> Contract:
     make_case = partial(matmul_case, target)
+    # Turns, with rows that are kept and that are not.
+    cases = [make_case(5, 5120, 128, kind, False) for kind in kinds[:2]]
+    cases.append(make_case(3, 5120, 1152, kinds[0], False))
     # Rows and outputs around the tiles' borders; depths of one unit, of few, and of uneven chunks.
     shapes = [(1, 97, 128), (5, 8, 384), (9, 24, 1152), (17, 40, 256), (37, 17, 256)]
-    cases = [
+    cases += [
         make_case(rows, outputs, depth, kinds[i % len(kinds)], has_bias=bool(i % 2))
         for i, (rows, outputs, depth) in enumerate(shapes * 2)
     ]
+    # Many rows, of every kind; a last stage that is not full, where the kind has such.
+    cases += [make_case(43, 70, 9 * (kind[-1] or BLOCK), kind, False) for kind in kinds]
     # Whole rows and outputs of a real matrix, the wide projection of the convolution.
     cases.append(make_case(16, 6144 // 8, 2048, kinds[0], False, "reference"))
     cases.append(make_case(1, 2048, 1024, kinds[0], True, "reference"))
     cases.append(make_case(3, 65, 1024, kinds[1], False, "reference", F32))
     rows = company(lambda num_rows: make_case(num_rows, 24, 1152, kinds[0], True), 1152)
     controls = (
-        NO_BARRIER,
-        Control(
-            "the first chunk twice",
-            "+= partial[chunk][element]",
-            "+= partial[0][element]",
-            "reference",
-        ),
+        *SUM_CONTROLS,
+        TURNS,
         Control(
             "rows beyond a tile take the first tile's",
-            "first_row + TILE * r + loaded_row",
-            "TILE * r + loaded_row",
+            "min(first_row + pointed_row",
+            "min(pointed_row",
             "rows",
         ),
         *packed_controls(name),
@@ -75,15 +135,15 @@ def packed_controls(name: str) -> tuple[Control, ...]:
     if not name:
         return (
             Control(
-                "the halves of a block change places",
-                "set_weights(block, low, high)",
-                "set_weights(block, high, low)",
+                "the weights of a block in reverse",
+                "to_values(weights.words[j])",
+                "to_values(weights.words[3 - j])",
                 "reference",
             ),
         )
     return (
         Control("the bias is left out", "fma(bias, totals[r][i], scaled)", "scaled", "reference"),
-        Control("the first group's scale", "scales[unit]", "scales[0]", "reference"),
+        Control("the first group's scale", "row.scales + unit,", "row.scales,", "reference"),
     )
 
 
@@ -91,16 +151,12 @@ def gate_up_contract(name: str, kinds: list, target: Target) -> Contract:
     make_case = partial(gate_up_case, target)
     shapes = [(1, 33, 128), (9, 8, 384), (37, 17, 256)]
     cases = [make_case(*shape, kinds[i % len(kinds)]) for i, shape in enumerate(shapes * 2)]
+    cases.append(make_case(2, 2560, 128, kinds[0]))
     cases.append(make_case(4, 576, 1024, kinds[0], "reference"))
     rows = company(lambda num_rows: make_case(num_rows, 16, 640, kinds[0]), 640)
     controls = (
-        NO_BARRIER,
-        Control(
-            "gate and up change places",
-            "swiglu(fold(partial, element), fold(partial, element + HALF_OUTPUTS))",
-            "swiglu(fold(partial, element + HALF_OUTPUTS), fold(partial, element))",
-            "reference",
-        ),
+        TURNS,
+        Control("gate and up change places", "swiglu(gate, up);", "swiglu(up, gate);", "reference"),
     )
     return Contract(f"gate_up{name}", tuple(cases), rows, controls)
 
@@ -112,7 +168,6 @@ def project_contract(name: str, kinds: list, target: Target) -> Contract:
     cases.append(make_case(2, 1024, 512, 1024, kinds[0], "reference"))
     rows = company(lambda num_rows: make_case(num_rows, 32, 16, 640, kinds[0]), 640, "q")
     controls = (
-        NO_BARRIER,
         Control("the values are the keys", ": v;", ": k;", "shapes"),
         Control(
             "the keys' weights for the values",

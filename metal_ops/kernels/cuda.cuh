@@ -6,7 +6,6 @@
 // the compiler is installed. Ampere or later, which have bfloat and its tensor cores; rounding to nearest everywhere,
 // and no approximate functions.
 #define UNROLL _Pragma("unroll")
-#define UNROLL_BY_4 _Pragma("unroll 4")
 #define INFINITY __int_as_float(0x7f800000)
 #define EVERY_LANE 0xffffffffu
 
@@ -60,6 +59,7 @@ struct alignas(4 * sizeof(T)) vec<T, 4> {
 };
 typedef vec<uint, 2> uint2;
 typedef vec<uint, 3> uint3;
+typedef vec<uint, 4> uint4;
 typedef vec<float, 2> float2;
 typedef vec<float, 4> float4;
 typedef vec<half, 2> half2;
@@ -172,22 +172,23 @@ __device__ __forceinline__ simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgr
 }
 
 // upper, lower (8 x 8 each) += 16 x K times K x 8. a: rows lane / 4 of the upper and of the lower half, b: column
-// lane / 4; of both the elements 2 * (lane % 4) and the next of K.
+// lane / 4; of both the elements 2 * (lane % 4) and the next of K. By 16, two elements a word, of the type named first.
 #define MULTIPLY(type, spelled) \
   __device__ __forceinline__ void multiply_by_8( \
       float2& upper, float2& lower, vec<type, 2> a_upper, vec<type, 2> a_lower, vec<type, 2> b) { \
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." spelled "." spelled ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, " \
-                 "{%0, %1, %2, %3};" \
-                 : "+f"(upper.x), "+f"(upper.y), "+f"(lower.x), "+f"(lower.y) \
-                 : "r"(as_type<uint>(a_upper)), "r"(as_type<uint>(a_lower)), "r"(as_type<uint>(b))); \
+                 "{%7, %8, %9, %10};" \
+                 : "=f"(upper.x), "=f"(upper.y), "=f"(lower.x), "=f"(lower.y) \
+                 : "r"(as_type<uint>(a_upper)), "r"(as_type<uint>(a_lower)), "r"(as_type<uint>(b)), "f"(upper.x), \
+                   "f"(upper.y), "f"(lower.x), "f"(lower.y)); \
   } \
   __device__ __forceinline__ void multiply_by_16( \
-      float2& upper, float2& lower, const vec<type, 2>* a_upper, const vec<type, 2>* a_lower, const vec<type, 2>* b) { \
+      type, float2& upper, float2& lower, const uint* a_upper, const uint* a_lower, const uint* b) { \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." spelled "." spelled ".f32 {%0, %1, %2, %3}, " \
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
-                 : "+f"(upper.x), "+f"(upper.y), "+f"(lower.x), "+f"(lower.y) \
-                 : "r"(as_type<uint>(a_upper[0])), "r"(as_type<uint>(a_lower[0])), "r"(as_type<uint>(a_upper[1])), \
-                   "r"(as_type<uint>(a_lower[1])), "r"(as_type<uint>(b[0])), "r"(as_type<uint>(b[1]))); \
+                 "{%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};" \
+                 : "=f"(upper.x), "=f"(upper.y), "=f"(lower.x), "=f"(lower.y) \
+                 : "r"(a_upper[0]), "r"(a_lower[0]), "r"(a_upper[1]), "r"(a_lower[1]), "r"(b[0]), "r"(b[1]), \
+                   "f"(upper.x), "f"(upper.y), "f"(lower.x), "f"(lower.y)); \
   }
 MULTIPLY(half, "f16")
 MULTIPLY(bfloat, "bf16")

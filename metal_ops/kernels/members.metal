@@ -14,15 +14,11 @@ inline Members load_members(device const int* lists, int used) {
   return members;
 }
 
-inline device const T* member_row(device const T* x, thread const Members& members, int member) {
-  return x + size_t(members.pairs[min(member, members.count - 1)] / PAIRS_PER_ROW) * DEPTH;
-}
-
-// The lane's rows of a tile of members. Those beyond the last take it again, and are not stored.
+// The rows that a thread has to do with of a tile of members. Those beyond the last take it again, and are not stored.
 inline void find_members(
-    thread LaneRows (&rows)[ROW_TILES], device const T* x, thread const Members& members, int first, uint lane) {
-  for (int r = 0; r < ROW_TILES; r++) {
-    const int member = first + TILE * r + loaded_row(lane);
-    for (int i = 0; i < LANE_ROWS; i++) rows[r].at[i] = member_row(x, members, member + i);
+    thread Work& work, device const T* x, thread const Members& members, int first, uint thread_index) {
+  UNROLL for (int n = 0; n < NUM_POINTERS; n++) {
+    const int member = min(first + pointed_row(n, thread_index), members.count - 1);
+    work.at[n] = x + size_t(members.pairs[member] / PAIRS_PER_ROW) * DEPTH + pointed_at(n, thread_index);
   }
 }

@@ -1,15 +1,15 @@
 // Sums of products of rows with stored weights: what matmul, gate_up, project and the experts share.
 //
-// A threadgroup makes the sums of OUTPUTS outputs and ROWS rows, each of its SIMD-groups those over one of CHUNKS
-// chunks of K; after a barrier the chunks are added in order. CHUNKS depends on the weight's shape alone, and every
-// product goes through simdgroup matrices at every width: a row's bits never depend on its company. A round of one row
-// pays for that with 7 of 8 columns idle, which weights read from memory hide as long as a chip has arithmetic to spare:
-// reckoned, not measured, an M4 Max has for bf16 and 8 bits, and nearly for 4. On a Mac that is what to measure first.
+// A sum over K is the sum of CHUNKS chunks of K, added in order. CHUNKS depends on the weight's shape alone, and every
+// product goes through simdgroup matrices at every width: a row's bits never depend on its company. Two texts make the
+// sums of a threadgroup's outputs and rows: few_rows, where its SIMD-groups share the outputs and have a chunk each,
+// and many_rows, where each has outputs of its own and passes through all of K.
 //
-// Weights are plain values of type W, or MLX's codes of BITS bits with a scale and a bias of type S for each GROUP of K.
-// A packed weight is code * scale + bias, so a group's part of a sum is scale * (codes . x) + bias * (sum of x): the
-// codes are multiplied as they are, which every type holds exactly, and nothing is rounded to T before the end.
-// A unit of K is a block, or a group where there are groups.
+// Weights are plain values of type W, or MLX's codes of BITS bits with a scale and a bias of type S for each GROUP of
+// K. A packed weight is code * scale + bias, so a group's part of a sum is scale * (codes . x) + bias * (sum of x): the
+// codes, or 16 more, are multiplied as they are, which every type holds exactly, and nothing is rounded to T before the
+// end.
+// A unit of K is a block, or a group where there are groups; a lane brings a quarter of it, STORED_BITS a value.
 #if BITS
 #define UNIT GROUP
 #define WEIGHT_BUFFERS(name) \
@@ -31,155 +31,199 @@ struct WeightRow {
 };
 #endif
 #define NUM_UNITS (DEPTH / UNIT)
-#define OUTPUTS (TILE * OUTPUT_TILES)
+#define LANE_WORDS (UNIT * STORED_BITS / 128)
 #define ROWS (TILE * ROW_TILES)
+// Tiles of a weight, of the WEIGHTS that a threadgroup multiplies its rows with, and outputs of each.
+#define WEIGHT_TILES (OUTPUT_TILES / WEIGHTS)
 
-// Few rows wait for their weights: loads of several units are in flight at a time.
-#if ROW_TILES == 1
-#define AHEAD UNROLL_BY_4
-#else
-#define AHEAD
+// Of the lane's two rows of a tile.
+typedef float2 Pair;
+
+// What a lane brings of an output's weights for a unit.
+struct UnitWeights {
+  uint words[LANE_WORDS];
+#if BITS
+  S scale, bias;
 #endif
+};
 
 // The first unit of a chunk of K: CHUNKS of them, as even as they can be.
 inline int chunk_start(int chunk) { return chunk * NUM_UNITS / CHUNKS; }
 
+// Outputs beyond the last take its weights again, and are not stored.
+inline int stored_output(int output, int num_outputs) {
+#if IS_WHOLE
+  return output;
+#else
+  return min(output, num_outputs - 1);
+#endif
+}
+
+// A row from a unit on, at what the lane brings of it.
+inline WeightRow row_from(thread const WeightRow& row, int unit, uint lane) {
+  const size_t words = (4 * size_t(unit) + lane_quarter(lane)) * LANE_WORDS;
+#if BITS
+  return WeightRow{row.codes + words, row.scales + unit, row.biases + unit};
+#else
+  return WeightRow{row.values + words * (32 / STORED_BITS)};
+#endif
+}
+
+// The row that comes so many after another.
+inline WeightRow row_after(thread const WeightRow& row, int after) {
+#if BITS
+  return WeightRow{row.codes + after * (DEPTH * BITS / 32), row.scales + after * (DEPTH / GROUP),
+                   row.biases + after * (DEPTH / GROUP)};
+#else
+  return WeightRow{row.values + after * DEPTH};
+#endif
+}
+
+// What the lane brings of the unit that comes so many after that from which the row is.
+inline void load_lane_words(thread uint (&words)[LANE_WORDS], thread const WeightRow& row, int after) {
+#if BITS
+  device const uint* from = row.codes + 4 * after * LANE_WORDS;
+#else
+  device const uint* from = (device const uint*)row.values + 4 * after * LANE_WORDS;
+#endif
+#if LANE_WORDS % 4 == 0
+  UNROLL for (int i = 0; i < LANE_WORDS; i += 4) {
+    const uint4 loaded = load_words((device const uint4*)(from + i));
+    UNROLL for (int j = 0; j < 4; j++) words[i + j] = loaded[j];
+  }
+#elif LANE_WORDS == 2
+  const uint2 loaded = load_words((device const uint2*)from);
+  words[0] = loaded[0];
+  words[1] = loaded[1];
+#else
+  words[0] = load_word(from);
+#endif
+}
+
+inline void load_unit(thread UnitWeights& weights, thread const WeightRow& row, int after) {
+  load_lane_words(weights.words, row, after);
+#if BITS
+  weights.scale = load_value(row.scales + after);
+  weights.bias = load_value(row.biases + after);
+#endif
+}
+
+// What is added to each value of codes as they are multiplied, and taken from their sums again with the bias.
+#if BITS == 4 && (IS_HALF || IS_BFLOAT)
+#define OFFSET 16
+#else
+#define OFFSET 0
+#endif
 #if BITS == 4
-// Two codes, each in its half of a word, as T.
-inline vec<T, 2> to_values(uint two) {
+// Codes j and j + 4 of a word, as T. In two bytes 16 + code is a number with the code as its highest fraction bits.
+inline vec<T, 2> to_values(uint word, int j) {
 #if IS_HALF
-  return as_type<half2>(two | 0x64006400u) - half2(1024.0h);
+  const int bit = 4 * j - 6;
+  const uint codes = 0x03c003c0u, sixteen = 0x4c004c00u;
 #elif IS_BFLOAT
-  return as_type<bfloat2>(two | 0x43004300u) - bfloat2(bfloat(128.0f));
+  const int bit = 4 * j - 3;
+  const uint codes = 0x00780078u, sixteen = 0x41804180u;
+#endif
+#if OFFSET
+  return as_type<vec<T, 2>>(masked_or(bit < 0 ? word << -bit : word >> bit, codes, sixteen));
 #else
   vec<T, 2> values;
-  values[0] = T(two & 0xffffu);
-  values[1] = T(two >> 16);
+  for (int h = 0; h < 2; h++) values[h] = T((word >> (4 * j + 16 * h)) & 0xfu);
   return values;
 #endif
 }
+#elif BITS == 8
+// Two codes, the low ones of a word, as T.
+inline vec<T, 2> to_values(uint two) {
+  vec<T, 2> values;
+  values[0] = T(float(two & 0xffu));
+  values[1] = T(float((two >> 8) & 0xffu));
+  return values;
+}
+#elif STORED_BITS == 16
+#if IS_SAME
+inline vec<T, 2> to_values(uint two) { return as_type<vec<T, 2>>(two); }
+#else
+inline vec<T, 2> to_values(uint two) {
+  const vec<W, 2> stored = as_type<vec<W, 2>>(two);
+  vec<T, 2> values;
+  for (int h = 0; h < 2; h++) values[h] = T(float(stored[h]));
+  return values;
+}
+#endif
 #endif
 
-inline void load_weights(thread WeightsBlock& block, thread const WeightRow& row, int at) {
-  vec<T, 4> low, high;
+// The lane's 8 weights of a block of the unit.
+inline void set_block(thread WeightsBlock& block, thread const UnitWeights& weights, int number) {
+  vec<T, 2> pairs[4];
 #if BITS == 4
-  const uint word = row.codes[at / 8];
-  UNROLL for (int j = 0; j < 4; j++) {
-    const vec<T, 2> two = to_values((word >> (4 * j)) & 0x000f000fu);
-    low[j] = two[0];
-    high[j] = two[1];
-  }
-#elif BITS == 8
-  const uint2 words = *(device const uint2*)(row.codes + at / 4);
-  UNROLL for (int j = 0; j < 4; j++) {
-    low[j] = T(float((words.x >> (8 * j)) & 0xffu));
-    high[j] = T(float((words.y >> (8 * j)) & 0xffu));
-  }
+  UNROLL for (int j = 0; j < 4; j++) pairs[j] = to_values(weights.words[number], j);
+  set_apart(block, pairs);
 #else
-  const vec<W, 4> a = *(device const vec<W, 4>*)(row.values + at);
-  const vec<W, 4> b = *(device const vec<W, 4>*)(row.values + at + 4);
   UNROLL for (int j = 0; j < 4; j++) {
-    low[j] = T(float(a[j]));
-    high[j] = T(float(b[j]));
-  }
+#if BITS == 8
+    pairs[j] = to_values(weights.words[2 * number + j / 2] >> (j % 2 * 16));
+#elif STORED_BITS == 16
+    pairs[j] = to_values(weights.words[j]);
+#else
+    UNROLL for (int h = 0; h < 2; h++) pairs[j][h] = T(float(as_type<W>(weights.words[2 * j + h])));
 #endif
-  set_weights(block, low, high);
+  }
+  set_side_by_side(block, pairs);
+#endif
 }
 
-// The tile's sums over a chunk of K, to partial[row][output]. weights: of the lane's output of each tile; x: the
-// rows of each tile of which the lane brings values.
-inline void sum_chunk(
-    threadgroup float* partial,
-    thread WeightRow (&weights)[OUTPUT_TILES],
-    thread LaneRows (&x)[ROW_TILES],
-    int chunk,
-    uint lane) {
-  Sums sums[ROW_TILES][OUTPUT_TILES];
-  UNROLL for (int r = 0; r < ROW_TILES; r++) {
+template <int TILES>
+inline void clear(thread Sums (&sums)[ROW_TILES][OUTPUT_TILES]) {
+  UNROLL for (int r = 0; r < TILES; r++) {
     UNROLL for (int o = 0; o < OUTPUT_TILES; o++) sums[r][o] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
-  const int span = UNIT / 4, first = chunk_start(chunk);
-#if NUM_UNITS % CHUNKS == 0
-  const int count = NUM_UNITS / CHUNKS;
-#else
-  const int count = chunk_start(chunk + 1) - first;
-#endif
-  AHEAD for (int i = 0; i < count; i++) {
-    const int unit = first + i;
+}
+
+// The lane's values of a unit of the first TILES tiles of rows, which begins at `at`.
+typedef RowsBlock UnitRows[UNIT / BLOCK][ROW_TILES];
+template <int TILES>
+inline void load_unit_rows(thread UnitRows& rows, thread LaneRows (&x)[ROW_TILES], int at, uint lane) {
+  UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
+    UNROLL for (int r = 0; r < TILES; r++) load_rows(rows[b][r], x[r], at + 8 * b, UNIT / 4, lane);
+  }
+}
+
+// Adds a unit's part of the sums of the first TILES tiles. totals: what the rows add up to over the unit.
+template <int TILES>
+inline void add_unit(
+    thread Sums (&sums)[ROW_TILES][OUTPUT_TILES],
+    thread const UnitWeights (&weights)[OUTPUT_TILES],
+    thread UnitRows& rows,
+    thread Pair (&totals)[ROW_TILES]) {
 #if BITS
-    Sums products[ROW_TILES][OUTPUT_TILES];
-    float2 totals[ROW_TILES];
-    UNROLL for (int r = 0; r < ROW_TILES; r++) {
-      UNROLL for (int o = 0; o < OUTPUT_TILES; o++) products[r][o] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      totals[r] = float2(0.0f);
-    }
+  Sums products[ROW_TILES][OUTPUT_TILES];
+  clear<TILES>(products);
 #else
-    // Without groups there is nothing between a product and the chunk's sum.
+  // Without groups there is nothing between a product and the chunk's sum.
 #define products sums
 #endif
-    // One block at a time, so that few values of rows and weights are held.
-    UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
-      const int k = unit * UNIT + 8 * b;
-      RowsBlock rows[ROW_TILES];
-      UNROLL for (int r = 0; r < ROW_TILES; r++) {
-        load_rows(rows[r], x[r], k, span, lane);
-#if BITS
-        totals[r] += sum_rows(rows[r]);
-#endif
-      }
-      UNROLL for (int o = 0; o < OUTPUT_TILES; o += TILES_AT_ONCE) {
-        WeightsBlock blocks[TILES_AT_ONCE];
-        UNROLL for (int i = 0; i < TILES_AT_ONCE; i++) {
-          load_weights(blocks[i], weights[o + i], k + lane_quarter(lane) * span);
-        }
-        UNROLL for (int r = 0; r < ROW_TILES; r++) multiply(products[r] + o, blocks, rows[r]);
-      }
+  UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
+    WeightsBlock blocks[OUTPUT_TILES];
+    UNROLL for (int o = 0; o < OUTPUT_TILES; o++) set_block(blocks[o], weights[o], b);
+    UNROLL for (int r = 0; r < TILES; r++) {
+      UNROLL for (int o = 0; o < OUTPUT_TILES; o += TILES_AT_ONCE) multiply(products[r] + o, blocks + o, rows[b][r]);
     }
-#if BITS
-    UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {
-      const float scale = float(weights[o].scales[unit]), bias = float(weights[o].biases[unit]);
-      UNROLL for (int r = 0; r < ROW_TILES; r++) {
-        UNROLL for (int i = 0; i < 2; i++) {
-          const float scaled = fma(scale, products[r][o].thread_elements()[i], sums[r][o].thread_elements()[i]);
-          sums[r][o].thread_elements()[i] = fma(bias, totals[r][i], scaled);
-        }
-      }
-    }
-#endif
   }
+#if BITS
   UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {
-    UNROLL for (int r = 0; r < ROW_TILES; r++) {
+    const float scale = float(weights[o].scale), bias = fma(-float(OFFSET), scale, float(weights[o].bias));
+    UNROLL for (int r = 0; r < TILES; r++) {
       UNROLL for (int i = 0; i < 2; i++) {
-        const int row = TILE * r + lane_row(lane) + i;
-        partial[row * OUTPUTS + TILE * o + lane_output(lane)] = sums[r][o].thread_elements()[i];
+        const float scaled = fma(scale, products[r][o].thread_elements()[i], sums[r][o].thread_elements()[i]);
+        sums[r][o].thread_elements()[i] = fma(bias, totals[r][i], scaled);
       }
     }
   }
+#endif
 }
 
-// The lane's rows of a tile that starts at first_row. Those beyond the last take it again, and are not stored.
-inline void find_rows(thread LaneRows (&rows)[ROW_TILES], device const T* x, int first_row, uint lane) {
-  UNROLL for (int r = 0; r < ROW_TILES; r++) {
-    const int row = first_row + TILE * r + loaded_row(lane);
-    UNROLL for (int i = 0; i < LANE_ROWS; i++) rows[r].at[i] = x + size_t(min(row + i, NUM_ROWS - 1)) * DEPTH;
-  }
-}
-
-// An element's sum over all chunks, in order.
-inline float fold(threadgroup float (&partial)[CHUNKS][ROWS * OUTPUTS], int element) {
-  float sum = partial[0][element];
-  for (int chunk = 1; chunk < CHUNKS; chunk++) sum += partial[chunk][element];
-  return sum;
-}
-
-// Where a threadgroup's first half of outputs is a gate's and the second half the other factor's: their product.
-#define HALF_TILES (OUTPUT_TILES / 2)
-#define HALF_OUTPUTS (OUTPUTS / 2)
 inline T swiglu(float gate, float up) {
   const float g = float(T(gate));
   return T(float(T(g / (1 + exp(-g)))) * float(T(up)));
-}
-inline T fold_swiglu(threadgroup float (&partial)[CHUNKS][ROWS * OUTPUTS], int row, int output) {
-  const int element = row * OUTPUTS + output;
-  return swiglu(fold(partial, element), fold(partial, element + HALF_OUTPUTS));
 }

@@ -2,7 +2,8 @@
 //
 // Blocks of K and their quarters are tile.metal's. A lane brings all 8 values of its quarter for both operands, of
 // output lane_output of two tiles and of row loaded_row: the tensor cores take both with K along the lanes. Step j
-// multiplies, in the lane's quarter, values j and j + 4. With fp32 the lanes pass their values around.
+// multiplies, in the lane's quarter, values 2j and 2j + 1, or j and j + 4 where weights have 4 bits. With fp32 the
+// lanes pass their values around.
 #define BLOCK 32
 #if OUTPUT_TILES % 2
 #define TILES_AT_ONCE 1
@@ -12,26 +13,155 @@
 #define LANE_ROWS 1
 
 struct LaneRows {
-  device const T* at[LANE_ROWS];
+#if !IS_STAGED
+  const
+#endif
+  T* at[LANE_ROWS];
 };
+// Two values. In a word where they fit one, because the compiler keeps halves of words apart, and joins them for every
+// use.
+#if IS_HALF || IS_BFLOAT
+typedef uint Step;
+#else
+typedef vec<T, 2> Step;
+#endif
 struct RowsBlock {
-  vec<T, 2> steps[4];
+  Step steps[4];
 };
 struct WeightsBlock {
-  vec<T, 2> steps[4];
+  Step steps[4];
 };
 
 inline int loaded_row(uint lane) { return lane_output(lane); }
 
+// The lower or the upper values of two steps.
+#if IS_HALF || IS_BFLOAT
+inline uint lower(uint a, uint b) { return ::__byte_perm(a, b, 0x5410); }
+inline uint upper(uint a, uint b) { return ::__byte_perm(a, b, 0x7632); }
+#else
+inline Step lower(Step a, Step b) { return Step(a.x, b.x); }
+inline Step upper(Step a, Step b) { return Step(a.y, b.y); }
+#endif
+
+// Loads that stay before the next barrier, of all threads or that of hold_loads. The compiler moves those that it knows
+// only to read to where their values are used, and every use then waits for memory. Several tiles of few rows have no
+// registers for that.
+#if IS_STAGED || ROW_TILES == 1
+inline uint4 load_words(const uint4* from) {
+  uint4 words;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(from)
+               : "memory");
+  return words;
+}
+inline uint2 load_words(const uint2* from) {
+  uint2 words;
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "l"(from) : "memory");
+  return words;
+}
+inline uint load_word(const uint* from) {
+  uint word;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
+}
+#if BITS
+inline float load_value(const float* from) {
+  float value;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+  return value;
+}
+template <typename V>
+inline V load_value(const V* from) {
+  ushort bits;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(bits) : "l"(from) : "memory");
+  return as_type<V>(bits);
+}
+// In words, as steps are.
+struct Four {
+  uint words[sizeof(S)];
+};
+inline Four load_four(const S* from) {
+  Four four;
+  for (int i = 0; i < sizeof(S); i += 2) {
+    const uint2 loaded = load_words((const uint2*)from + i / 2);
+    four.words[i] = loaded.x;
+    four.words[i + 1] = loaded.y;
+  }
+  return four;
+}
+inline float value_in(const uint* words, int i, float) { return as_type<float>(words[i]); }
+template <typename V>
+inline V value_in(const uint* words, int i, V) { return as_type<V>(ushort(words[i / 2] >> (i % 2 * 16))); }
+inline S value_of(const Four& four, int i) { return value_in(four.words, i, S()); }
+#endif
+// A barrier of the lanes of one SIMD-group, of up to 15. It says true, which the compiler does not know: else it would
+// have products pass the barrier in place of the loads.
+inline bool hold_loads(int simdgroup) {
+  int is_here;
+  asm volatile("{ .reg .pred is; setp.eq.u32 is, 0, 0; bar.red.and.pred is, %1, 32, is; selp.s32 %0, 1, 0, is; }"
+               : "=r"(is_here)
+               : "r"(simdgroup + 1)
+               : "memory");
+  return is_here;
+}
+#else
+template <typename V>
+inline V load_words(const V* from) { return *from; }
+inline uint load_word(const uint* from) { return *from; }
+#if BITS
+inline S load_value(const S* from) { return *from; }
+#endif
+inline bool hold_loads(int simdgroup) { return true; }
+#endif
+
 inline void load_rows(thread RowsBlock& block, thread const LaneRows& x, int k, int span, uint lane) {
-  device const T* from = x.at[0] + k + lane_quarter(lane) * span;
-  const vec<T, 4> low = *(device const vec<T, 4>*)from;
-  const vec<T, 4> high = *(device const vec<T, 4>*)(from + 4);
-  for (int j = 0; j < 4; j++) block.steps[j] = vec<T, 2>(low[j], high[j]);
+  const T* from = x.at[0] + k + lane_quarter(lane) * span;
+#if IS_HALF || IS_BFLOAT
+  const uint4 words = IS_STAGED ? *(const uint4*)from : load_words((const uint4*)from);
+  for (int j = 0; j < 4; j++) block.steps[j] = words[j];
+#else
+  for (int j = 0; j < 4; j++) block.steps[j] = ((const Step*)from)[j];
+#endif
 }
 
-inline void set_weights(thread WeightsBlock& block, vec<T, 4> low, vec<T, 4> high) {
-  for (int j = 0; j < 4; j++) block.steps[j] = vec<T, 2>(low[j], high[j]);
+// Where weights have 4 bits, two values that lie 4 apart are cheap to get; so the rows' are taken so too.
+inline void deal_rows(thread RowsBlock& block) {
+#if BITS == 4
+  const RowsBlock pairs = block;
+  for (int i = 0; i < 2; i++) {
+    block.steps[2 * i] = lower(pairs.steps[i], pairs.steps[i + 2]);
+    block.steps[2 * i + 1] = upper(pairs.steps[i], pairs.steps[i + 2]);
+  }
+#endif
+}
+
+// Puts dealt rows where they were loaded from.
+inline void store_dealt(thread const RowsBlock& block, thread LaneRows& x, int k, int span, uint lane) {
+#if BITS == 4
+  Step* to = (Step*)(x.at[0] + k + lane_quarter(lane) * span);
+#if IS_HALF || IS_BFLOAT
+  uint4 words;
+  for (int j = 0; j < 4; j++) words[j] = block.steps[j];
+  *(uint4*)to = words;
+#else
+  for (int j = 0; j < 4; j++) to[j] = block.steps[j];
+#endif
+#endif
+}
+
+// In one instruction, which the compiler does not find.
+inline uint masked_or(uint word, uint mask, uint others) {
+  uint result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(others));
+  return result;
+}
+
+inline void set_apart(thread WeightsBlock& block, thread const vec<T, 2> (&pairs)[4]) {
+  for (int j = 0; j < 4; j++) block.steps[j] = as_type<Step>(pairs[j]);
+}
+inline void set_side_by_side(thread WeightsBlock& block, thread const vec<T, 2> (&pairs)[4]) {
+  for (int j = 0; j < 4; j++) block.steps[j] = as_type<Step>(pairs[j]);
 }
 
 #if IS_HALF || IS_BFLOAT
@@ -39,11 +169,11 @@ inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread Row
   for (int j = 0; j < 4; j += 2) {
 #if TILES_AT_ONCE == 2
     multiply_by_16(
-        sums[0].elements, sums[1].elements, weights[0].steps + j, weights[1].steps + j, rows.steps + j);
+        T(), sums[0].elements, sums[1].elements, weights[0].steps + j, weights[1].steps + j, rows.steps + j);
 #else
     float2 unused = float2(0.0f);
-    const vec<T, 2> none[2] = {as_type<vec<T, 2>>(0u), as_type<vec<T, 2>>(0u)};
-    multiply_by_16(sums[0].elements, unused, weights[0].steps + j, none, rows.steps + j);
+    const uint none[2] = {0u, 0u};
+    multiply_by_16(T(), sums[0].elements, unused, weights[0].steps + j, none, rows.steps + j);
 #endif
   }
 }
@@ -51,7 +181,8 @@ inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread Row
 inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread RowsBlock& rows) {
   const uint lane = threadIdx.x % 32;
   for (int j = 0; j < 4; j++) {
-    for (int quarter = 0; quarter < 4; quarter++) {
+    // Not unrolled: else the compiler takes many seconds a kernel.
+    _Pragma("unroll 1") for (int quarter = 0; quarter < 4; quarter++) {
       for (int h = 0; h < 2; h++) {
         float x[2];
         for (int i = 0; i < 2; i++) x[i] = simd_shuffle(rows.steps[j][h], 4 * (lane_row(lane) + i) + quarter);
@@ -65,11 +196,40 @@ inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread Row
 }
 #endif
 
-inline float2 sum_rows(thread RowsBlock& block) {
+// What a block of rows adds up to is a product with ones: the tensor cores have time for it, and leave the sums where
+// they are wanted.
+#if IS_HALF || IS_BFLOAT
+struct Ones {
+  uint upper[2], lower[2];
+};
+// Passed between lanes so that the compiler does not know them, and keeps them in registers: else it sets them anew for
+// every product.
+inline uint make_one() { return simd_shuffle(as_type<uint>(vec<T, 2>(T(1.0f))), 0); }
+inline Ones make_ones() { return Ones{{make_one(), make_one()}, {make_one(), make_one()}}; }
+inline void add_rows(thread float2& total, thread RowsBlock& block, thread const Ones& ones) {
+  float2 unused = float2(0.0f);
+  for (int j = 0; j < 4; j += 2) multiply_by_16(T(), total, unused, ones.upper, ones.lower, block.steps + j);
+}
+#else
+struct Ones {};
+inline Ones make_ones() { return Ones{}; }
+inline void add_rows(thread float2& total, thread RowsBlock& block, thread const Ones& ones) {
   const uint lane = threadIdx.x % 32;
   float sum = 0;
-  for (int j = 0; j < 4; j++) sum += float(block.steps[j][0]);
-  for (int j = 0; j < 4; j++) sum += float(block.steps[j][1]);
+  for (int j = 0; j < 4; j++) sum += block.steps[j][0];
+  for (int j = 0; j < 4; j++) sum += block.steps[j][1];
   for (int i = 0; i < 2; i++) sum += simd_shuffle_xor(sum, 1 << i);
-  return float2(simd_shuffle(sum, 4 * lane_row(lane)), simd_shuffle(sum, 4 * lane_row(lane) + 4));
+  total += float2(simd_shuffle(sum, 4 * lane_row(lane)), simd_shuffle(sum, 4 * lane_row(lane) + 4));
 }
+#endif
+
+#if IS_STAGED
+inline void copy_ahead(T* to, const T* from) {
+  asm volatile("{ .reg .u64 at; cvta.to.shared.u64 at, %0; cp.async.cg.shared.global [at], [%1], 16; }"
+               :
+               : "l"(to), "l"(from)
+               : "memory");
+}
+inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+inline void wait_for_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(STAGES - 2 - LEAD) : "memory"); }
+#endif

@@ -14,9 +14,14 @@
 #define TILES_AT_ONCE 1
 #define LANE_ROWS 2
 
-// The rows of x of which a lane brings values.
+// The rows of x of which a lane brings values, out of memory or, where they are staged there, threadgroup memory.
+#if IS_STAGED
+#define ROWS_SPACE threadgroup
+#else
+#define ROWS_SPACE device
+#endif
 struct LaneRows {
-  device const T* at[LANE_ROWS];
+  ROWS_SPACE const T* at[LANE_ROWS];
 };
 struct RowsBlock {
   simdgroup_matrix<T, 8, 8> steps[4];
@@ -31,16 +36,35 @@ inline int loaded_row(uint lane) { return lane_row(lane); }
 inline void load_rows(thread RowsBlock& block, thread const LaneRows& x, int k, int span, uint lane) {
   const int at = k + lane_output(lane) / 2 * span + lane_output(lane) % 2 * 4;
   UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-    const vec<T, 4> values = *(device const vec<T, 4>*)(x.at[i] + at);
+    const vec<T, 4> values = *(ROWS_SPACE const vec<T, 4>*)(x.at[i] + at);
     UNROLL for (int j = 0; j < 4; j++) block.steps[j].thread_elements()[i] = values[j];
   }
 }
 
-// The lane's 8 values of its output's weights.
-inline void set_weights(thread WeightsBlock& block, vec<T, 4> low, vec<T, 4> high) {
+// True; what comes after needs all loads that come before. For tile.cuh, which says why.
+inline bool hold_loads(int simdgroup) { return true; }
+template <typename V>
+inline V load_words(device const V* from) { return *from; }
+inline uint load_word(device const uint* from) { return *from; }
+#if BITS
+typedef vec<S, 4> Four;
+inline S load_value(device const S* from) { return *from; }
+inline Four load_four(device const S* from) { return *(device const Four*)from; }
+inline S value_of(Four four, int i) { return four[i]; }
+#endif
+
+// For tile.cuh, which needs the values of rows in another order.
+inline void deal_rows(thread RowsBlock& block) {}
+inline void store_dealt(thread const RowsBlock& block, thread LaneRows& x, int k, int span, uint lane) {}
+
+// The lane's 8 values of its output's weights, in pairs: values j and j + 4, or 2j and 2j + 1.
+inline void set_apart(thread WeightsBlock& block, thread const vec<T, 2> (&pairs)[4]) {
+  UNROLL for (int j = 0; j < 4; j++) block.steps[j].thread_elements() = pairs[j];
+}
+inline void set_side_by_side(thread WeightsBlock& block, thread const vec<T, 2> (&pairs)[4]) {
   UNROLL for (int j = 0; j < 4; j++) {
-    block.steps[j].thread_elements()[0] = low[j];
-    block.steps[j].thread_elements()[1] = high[j];
+    block.steps[j].thread_elements()[0] = pairs[j / 2][j % 2];
+    block.steps[j].thread_elements()[1] = pairs[2 + j / 2][j % 2];
   }
 }
 
@@ -51,8 +75,11 @@ inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread Row
   }
 }
 
-// What a block of rows adds up to over its 32 of K, for the lane's two rows: the same bits in every lane of a row.
-inline float2 sum_rows(thread RowsBlock& block) {
+// NVIDIA's tensor cores make the sums of rows as a product with ones.
+struct Ones {};
+inline Ones make_ones() { return Ones{}; }
+// Adds what a block of rows adds up to over its 32 of K, for the lane's two rows: the same bits in every lane of a row.
+inline void add_rows(thread float2& total, thread RowsBlock& block, thread const Ones& ones) {
   float2 sum = float2(0.0f);
   UNROLL for (int j = 0; j < 4; j++) {
     sum.x += float(block.steps[j].thread_elements()[0]);
@@ -62,5 +89,16 @@ inline float2 sum_rows(thread RowsBlock& block) {
     sum.x += simd_shuffle_xor(sum.x, column_bit(i));
     sum.y += simd_shuffle_xor(sum.y, column_bit(i));
   }
-  return sum;
+  total += sum;
 }
+
+// The bits of a word that are in the mask, and others.
+inline uint masked_or(uint word, uint mask, uint others) { return (word & mask) | others; }
+
+// Copies 16 bytes of rows to threadgroup memory. A wait is over when all copies have come but those of the last
+// STAGES - 2 - LEAD ends.
+inline void copy_ahead(threadgroup T* to, device const T* from) {
+  *(threadgroup uint4*)to = *(device const uint4*)from;
+}
+inline void end_copies() {}
+inline void wait_for_copies() {}
