@@ -15,7 +15,7 @@ from lfm2.model import LFM2
 from lfm2.state import MAX_ROWS, State
 from metal_ops.launch import Step, copy_in, empty
 from metal_ops.memory import read_tensor
-from metal_ops.table import SEGMENT_COLUMNS, Capacity
+from metal_ops.table import Capacity
 from scheduler.chunks import MIN_CAPACITY
 from scheduler.rounds import Round
 
@@ -140,25 +140,33 @@ def pack(
     """The tokens (T) and the table of a round, int32, padding included. See metal_ops/table.py for
     the layout.
     """
-    num_segments, num_padding = len(round.segments), capacity.rows - round.num_rows
-    table = np.zeros(capacity.table_size, np.int32)
-    columns = table[1 : capacity.rows_offset].reshape(-1, len(SEGMENT_COLUMNS))
-    rows = table[capacity.rows_offset : capacity.drawn_offset].reshape(capacity.rows, 2)
-    tokens = np.zeros(capacity.rows, np.int32)
+    # NOTE: in lists first, because numpy takes most of a microsecond for each piece of an array: for
+    # 32 streams 30 us, not 65.
+    tokens: list[int] = []
+    columns: list[int] = []
+    positions: list[int] = []
+    bases: list[int] = []
     drawn: list[int] = []
-    row = 0
-    for index, segment in enumerate(round.segments):
-        end = row + len(segment.tokens)
-        columns[index] = (segment.slot, segment.start, row, end - row, segment.base)
-        tokens[row:end] = segment.tokens
-        rows[row:end, 0] = range(segment.start, segment.start + end - row)
-        rows[row:end, 1] = segment.base
-        drawn += range(end - segment.num_drawn, end)
-        row = end
+    for segment in round.segments:
+        first, count = len(tokens), len(segment.tokens)
+        tokens += segment.tokens
+        columns += (segment.slot, segment.start, first, count, segment.base)
+        positions += range(segment.start, segment.start + count)
+        bases += [segment.base] * count
+        drawn += range(first + count - segment.num_drawn, first + count)
+    num_segments, num_padding = len(round.segments), capacity.rows - len(tokens)
     if num_padding:
-        columns[num_segments] = (scratch_slot, 0, row, num_padding, scratch_base)
+        num_segments += 1
+        columns += (scratch_slot, 0, len(tokens), num_padding, scratch_base)
         # Each at position 0 of a scratch token of its own: no two rows may write the same.
-        rows[row:, 1] = range(scratch_base, scratch_base + num_padding)
-    table[0] = num_segments + (num_padding > 0)
+        bases += range(scratch_base, scratch_base + num_padding)
+    table = np.zeros(capacity.table_size, np.int32)
+    table[0] = num_segments
+    table[1 : 1 + len(columns)] = columns
+    rows = table[capacity.rows_offset : capacity.drawn_offset].reshape(capacity.rows, 2)
+    rows[: len(positions), 0] = positions
+    rows[:, 1] = bases
     table[capacity.drawn_offset : capacity.drawn_offset + len(drawn)] = drawn
-    return tokens, table
+    padded = np.zeros(capacity.rows, np.int32)
+    padded[: len(tokens)] = tokens
+    return padded, table
