@@ -140,8 +140,8 @@ def pack(
     """The tokens (T) and the table of a round, int32, padding included. See metal_ops/table.py for
     the layout.
     """
-    # NOTE: in lists first, because numpy takes most of a microsecond for each piece of an array: for
-    # 32 streams 30 us, not 65.
+    # NOTE: in lists first, because numpy takes most of a microsecond for each piece of an array:
+    # for 32 streams 30 us, not 65.
     tokens: list[int] = []
     columns: list[int] = []
     positions: list[int] = []

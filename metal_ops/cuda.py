@@ -38,7 +38,6 @@ INLINE = re.compile(r"^inline ", re.MULTILINE)
 THREADGROUP_ARRAY = re.compile(r"^( *)threadgroup (\w+ \w+\[.*;)$", re.MULTILINE)
 # NOTE: no macros, because __device__ is one itself, which ends in `device`.
 ADDRESS_SPACE = re.compile(r"\b(device|constant|thread|threadgroup) ")
-HALF_LITERAL = re.compile(r"\b(\d+\.\d+)h\b")
 FUNCTION = "__device__ __forceinline__"
 
 
@@ -58,7 +57,6 @@ def translate(kernel: Kernel) -> str:
     text = INLINE.sub(f"{FUNCTION} ", text)
     text = THREADGROUP_ARRAY.sub(r"\1__shared__ \2", text)
     text = ADDRESS_SPACE.sub("", text)
-    text = HALF_LITERAL.sub(r"half(\1f)", text)
     return "\n".join(
         [_header(), "namespace metal {", text, "}  // namespace metal", _entry(kernel, positions)]
     )

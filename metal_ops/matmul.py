@@ -135,6 +135,7 @@ def project_kernel(
     if k != v or not is_alike or not is_served(q, dtype):
         return None
     kinds = {"q": q, "k": k, "v": v}
+    # No turns: what is after a threadgroup's outputs may be another weight's.
     tile = tile_of(q, dtype, num_rows, target, takes_turns=False)
     return _tiled(
         "project",

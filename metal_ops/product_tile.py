@@ -104,7 +104,8 @@ def tile_of(
 ) -> Tile:
     """The tile for rows in the compute type that all take the weight, or all of num_weights alike.
 
-    num_experts: how many times the launch may have the threadgroups of one.
+    num_experts: weights side by side in the launch. takes_turns: whether a threadgroup may take
+    outputs one after the other. fewest_many: rows from which on they are staged.
     """
     stages = min(MANY_ROWS[target].max_stages, _room_for_stages(weight, dtype))
     if num_rows >= fewest_many and stages >= 2 + _lead(weight):
@@ -144,8 +145,8 @@ def _many_rows(
 def _room_for_stages(weight: WeightKind, dtype: DType) -> int:
     stage = Stage.of(weight, dtype)
     # What the rows of a stage add up to, twice.
-    totals = 2 * stage.units * MANY_ROW_TILES * TILE * dtypes.float32.itemsize
-    return (THREADGROUP_BYTES - totals) // stage.num_bytes
+    sums = _lead(weight) * 2 * stage.units * MANY_ROW_TILES * TILE * dtypes.float32.itemsize
+    return (THREADGROUP_BYTES - sums) // stage.num_bytes
 
 
 def _lead(weight: WeightKind) -> int:

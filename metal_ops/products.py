@@ -7,7 +7,7 @@ from tinygrad import dtypes
 from tinygrad.dtype import DType
 
 from metal_ops.kernel import FLOATS, Argument
-from metal_ops.quantized import QuantizedMatrix
+from metal_ops.quantized import GROUP_SIZES, QuantizedMatrix
 from metal_ops.rows import Weight
 
 BLOCK = 32  # of K
@@ -68,7 +68,7 @@ def is_served(weight: WeightKind, dtype: DType) -> bool:
     if dtype not in FLOATS or weight.dtype not in FLOATS:
         return False
     if weight.bits:
-        return weight.bits in PACKED_BITS and weight.group_size % BLOCK == 0
+        return weight.bits in PACKED_BITS and weight.group_size in GROUP_SIZES
     return weight.depth % BLOCK == 0
 
 

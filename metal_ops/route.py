@@ -34,7 +34,7 @@ from metal_ops.rows import Weight
 
 MAX_SIMDGROUPS = 16
 # Rows of a SIMD-group at once, and scores of a lane: what is waited for together, in registers.
-MAX_ROWS = 4
+MAX_ROWS_AT_ONCE = 4
 MAX_SCORES = 8
 # A lane has a score of every 32nd expert in registers.
 MAX_EXPERTS = 256
@@ -153,7 +153,7 @@ def route_kernel(
         NUM_EXPERTS=num_experts,
         ACTIVE=num_active,
         OWN_ROWS=own_rows,
-        ROWS=min(own_rows, MAX_ROWS, MAX_SCORES // slots),
+        ROWS=min(own_rows, MAX_ROWS_AT_ONCE, MAX_SCORES // slots),
         THREADS=threads,
         HAS_BIAS=has_bias,
         IS_NORMALISED=is_normalised,

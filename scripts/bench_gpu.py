@@ -59,7 +59,7 @@ def peer_figures(shape: str, options: argparse.Namespace) -> dict | None:
         output = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, timeout=limit_s).stdout
     except subprocess.TimeoutExpired as error:
         output = error.stdout or b""
-    lines = output.decode().splitlines()
+    *lines, _ = output.decode().split("\n")
     return json.loads(lines[-1]) if lines else None
 
 

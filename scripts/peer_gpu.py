@@ -24,13 +24,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, StaticCache
 from transformers.utils import logging
 
+from scripts.gpu.counts import AFTER, NUM_PROMPTS, NUM_ROUNDS, NUM_WARM_UPS
 from scripts.make_checkpoint import SHAPES, config_of
 
-AFTER = 512  # tokens before a decoding
-NUM_ROUNDS = 33
-NUM_PROMPTS = 5
-# A compiled step is compiled in its first round, and recorded as a graph in its second.
-NUM_WARM_UPS = 3
 # Of a static cache; a multiple of what the attention of one query likes.
 ROOM = AFTER + 64
 # A longer prompt has nothing to gain from fewer launches, and costs a compilation.
@@ -81,7 +77,7 @@ class Peer:
         """(S, T): another one for each stream, so that their rows choose experts of their own."""
         place = torch.arange(num_tokens, device=self.device)
         stream = torch.arange(streams, device=self.device)[:, None]
-        return 8 + (37 * place + 101 * stream) % 4000
+        return 8 + (37 * place + 101 * stream) % (self.vocab_size - 8)
 
     def prefill(self, num_tokens: int) -> Figure:
         prompt = self.prompts(1, num_tokens)

@@ -48,11 +48,12 @@ def clang_compiler():
 
 
 def kinds(kernels: list[Kernel]) -> list[Kernel]:
-    """The first of those that have the same types."""
+    """The first of those that have the same types and texts."""
     found: dict[tuple, Kernel] = {}
     for kernel in kernels:
         types = (argument.dtype for argument in (*kernel.writes, *kernel.reads))
-        found.setdefault((kernel.name.partition("_")[0], *types), kernel)
+        texts = (line in kernel.source for line in ("#define IS_STAGED 1", "#define ROW_TILES 1"))
+        found.setdefault((kernel.name.partition("_")[0], *types, *texts), kernel)
     return list(found.values())
 
 
@@ -78,7 +79,7 @@ def test_a_wrong_text_does_not_compile():
 TEXT = (
     HEAD
     + """#define THREADS 64
-inline float twice(device const float* x) { return x[0] + 2.0h; }
+inline float twice(device const float* x) { return x[0] + 2.0f; }
 [[kernel, max_total_threads_per_threadgroup(THREADS)]] void k_64(
     device half* out,
     device const int* x,
@@ -104,7 +105,7 @@ SMALL = Kernel(
 def test_what_is_rewritten():
     text = translate(SMALL)
     for line in (
-        "__device__ __forceinline__ float twice(const float* x) { return x[0] + half(2.0f); }",
+        "__device__ __forceinline__ float twice(const float* x) { return x[0] + 2.0f; }",
         "__device__ __forceinline__ void k_64(",
         "    half* out,",
         "    uint2 group,",

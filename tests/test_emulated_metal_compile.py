@@ -150,6 +150,14 @@ float first(device float* a) { return a[0]; }
 """),
         "only simdgroup matrices of 8 x 8 exist",
     ),
+    "a lane's elements of a matrix as a whole": (
+        kernel("""
+    simdgroup_matrix<float, 8, 8> m;
+    m.thread_elements() = float2(x[t]); // here
+    out[t] = m.thread_elements()[0];
+"""),
+        "array type .* is not assignable",
+    ),
     "a whole struct out of device memory": (
         kernel(
             """

@@ -7,9 +7,9 @@ import pytest
 from tinygrad import Tensor, dtypes
 
 from metal_ops.contract.route import grouped
-from metal_ops.kernel import THREADGROUP_BYTES
 from metal_ops.emulated_metal import compile, install
 from metal_ops.experts import expert_down_kernel, expert_ffn, expert_gate_up_kernel
+from metal_ops.kernel import THREADGROUP_BYTES
 from metal_ops.matmul import matmul_kernel
 from metal_ops.products import WeightKind, kind_of
 from metal_ops.quantized import QuantizedMatrix
@@ -95,6 +95,15 @@ def test_the_largest_choice_fills_the_memory_of_a_threadgroup():
     compiled = compile(kernel.source, kernel.name)[kernel.name]
     assert compiled.threadgroup_bytes == THREADGROUP_BYTES
     assert route_kernel(385, 256, 32, True, True, 1.0) is None
+
+
+@pytest.mark.parametrize("dtype", [BF16, dtypes.float32])
+@pytest.mark.parametrize("bits, group_size", [(0, 0), (4, 32), (8, 64), (4, 128)])
+def test_rows_of_a_prompt_fit_the_memory_of_a_threadgroup(dtype, bits, group_size):
+    weight = WeightKind((64, 1024), BF16, bits, group_size)
+    kernel = matmul_kernel(512, weight, dtype, dtype)
+    compiled = compile(kernel.source, kernel.name)[kernel.name]
+    assert compiled.threadgroup_bytes <= THREADGROUP_BYTES
 
 
 def test_weights_that_no_kernel_serves():

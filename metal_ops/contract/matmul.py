@@ -142,7 +142,14 @@ def packed_controls(name: str) -> tuple[Control, ...]:
             ),
         )
     return (
-        Control("the bias is left out", "fma(bias, totals[r][i], scaled)", "scaled", "reference"),
+        Control(
+            "many rows: no barrier before they are added up",
+            f"wait_for_copies();\n  {BARRIER}",
+            "wait_for_copies();\n",
+            "shapes",
+            is_race=True,
+        ),
+        Control("the bias is left out", "fma(bias, row_sums[r][i], scaled)", "scaled", "reference"),
         Control("the first group's scale", "row.scales + unit,", "row.scales,", "reference"),
     )
 

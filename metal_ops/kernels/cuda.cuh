@@ -4,7 +4,7 @@
 // A threadgroup is a block of CUDA's, a SIMD-group a warp. metal_ops/cuda.py puts this text before that of a kernel and
 // rewrites what no macro can. It needs no header of CUDA's: so it compiles in a fraction of their time, and where only
 // the compiler is installed. Ampere or later, which have bfloat and its tensor cores; rounding to nearest everywhere,
-// and no approximate functions.
+// and no approximate functions but fast::divide.
 #define UNROLL _Pragma("unroll")
 #define INFINITY __int_as_float(0x7f800000)
 #define EVERY_LANE 0xffffffffu
@@ -62,8 +62,6 @@ typedef vec<uint, 3> uint3;
 typedef vec<uint, 4> uint4;
 typedef vec<float, 2> float2;
 typedef vec<float, 4> float4;
-typedef vec<half, 2> half2;
-typedef vec<bfloat, 2> bfloat2;
 
 template <typename To, typename From>
 __device__ __forceinline__ To as_type(From from) {
@@ -79,19 +77,6 @@ __device__ __forceinline__ float2& operator+=(float2& a, float2 b) {
   a = float2(a.x + b.x, a.y + b.y);
   return a;
 }
-__device__ __forceinline__ half2 operator-(half2 a, half2 b) {
-  uint difference;
-  asm("sub.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(as_type<uint>(a)), "r"(as_type<uint>(b)));
-  return as_type<half2>(difference);
-}
-// As a * 1 + (-b), because Ampere has no other.
-__device__ __forceinline__ bfloat2 operator-(bfloat2 a, bfloat2 b) {
-  const uint one = 0x3f803f80, minus_b = as_type<uint>(b) ^ 0x80008000;
-  uint difference;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(difference) : "r"(as_type<uint>(a)), "r"(one), "r"(minus_b));
-  return as_type<bfloat2>(difference);
-}
-
 __device__ __forceinline__ int min(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ int max(int a, int b) { return a > b ? a : b; }
 // Of a number and a NaN, the number.

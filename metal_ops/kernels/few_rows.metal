@@ -39,7 +39,7 @@ struct BatchWeights {
 // What a lane has of a batch of rows, and what these add up to over each unit.
 struct BatchRows {
   UnitRows units[BATCH];
-  Pair totals[BATCH][ROW_TILES];
+  RowSums sums[BATCH][ROW_TILES];
 };
 struct Work {
   device const T* at[NUM_POINTERS];
@@ -128,11 +128,11 @@ inline void load_rows_of(
 inline void deal_batch(thread BatchRows& rows, thread const Ones& ones) {
   UNROLL for (int u = 0; u < BATCH; u++) {
     UNROLL for (int r = 0; r < ROW_TILES; r++) {
-      rows.totals[u][r] = float2(0.0f);
+      rows.sums[u][r] = float2(0.0f);
       UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
         deal_rows(rows.units[u][b][r]);
 #if BITS
-        add_rows(rows.totals[u][r], rows.units[u][b][r], ones);
+        add_rows(rows.sums[u][r], rows.units[u][b][r], ones);
 #endif
       }
     }
@@ -173,7 +173,7 @@ inline void sum_tile(
       if (i + u >= count) break;
       UnitWeights unit[OUTPUT_TILES];
       UNROLL for (int o = 0; o < OUTPUT_TILES; o++) unit[o] = unit_of(now[o], u);
-      add_unit<ROW_TILES>(sums, unit, work.kept.units[u], work.kept.totals[u]);
+      add_unit<ROW_TILES>(sums, unit, work.kept.units[u], work.kept.sums[u]);
     }
     if (KEEPS_ROWS) load_next(work.next, weights, first, i + BATCH, count, turn, lane);
   }
@@ -205,7 +205,7 @@ inline Place place_of(int n, uint thread_index) {
 inline float total_of(thread Totals& totals, int n, int weight, uint thread_index) {
   const Place place = place_of(n, thread_index);
   const int element = place.row * (WEIGHTS * OUTPUTS) + weight * OUTPUTS + place.output;
-  float sum = totals.partial[element];
-  for (int chunk = 1; chunk < CHUNKS; chunk++) sum += totals.partial[chunk * (ROWS * WEIGHTS * OUTPUTS) + element];
+  float sum = 0;
+  for (int chunk = 0; chunk < CHUNKS; chunk++) sum += totals.partial[chunk * (ROWS * WEIGHTS * OUTPUTS) + element];
   return sum;
 }

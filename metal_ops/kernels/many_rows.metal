@@ -15,7 +15,7 @@
 #define PIECES (STAGE / PIECE)
 #define MEMORY Piece
 #define STAGED_PIECES (STAGES * ROWS * PITCH / PIECE)
-#define MEMORY_SIZE (STAGED_PIECES + 2 * STAGE_UNITS * ROWS / 4)
+#define MEMORY_SIZE (STAGED_PIECES + LEAD * 2 * STAGE_UNITS * ROWS / 4)
 #define NUM_POINTERS (ROWS * PIECES / THREADS)
 #define NUM_TOTALS (2 * ROW_TILES * WEIGHT_TILES)
 
@@ -57,27 +57,30 @@ inline LaneRows staged_rows(threadgroup T* staged, int stage, int tile, uint lan
   return rows;
 }
 
-// What the rows of a stage add up to, to totals[stage % 2][unit][row].
-inline void total_stage(
-    threadgroup float* totals, threadgroup T* staged, int stage, thread const Ones& ones, uint thread_index) {
+// What the rows of a stage add up to, to row_sums[stage % 2][unit][row].
+inline void sum_rows_of_stage(
+    threadgroup float* row_sums, threadgroup T* staged, int stage, thread const Ones& ones, uint thread_index) {
   const uint lane = thread_index % 32;
   const int tile = thread_index / 32;
   if (tile >= ROW_TILES) return;
+#if THREADS < 32 * ROW_TILES
+#error "each tile of rows has a SIMD-group that adds it up"
+#endif
   LaneRows x = staged_rows(staged, stage, tile, lane);
   UNROLL for (int u = 0; u < STAGE_UNITS; u++) {
     if (stage * STAGE_UNITS + u >= NUM_UNITS) break;
-    Pair total = float2(0.0f);
+    RowSums sum = float2(0.0f);
     UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
       RowsBlock rows;
       load_rows(rows, x, u * UNIT + 8 * b, UNIT / 4, lane);
       deal_rows(rows);
       store_dealt(rows, x, u * UNIT + 8 * b, UNIT / 4, lane);
-      add_rows(total, rows, ones);
+      add_rows(sum, rows, ones);
     }
     if (lane_output(lane) == 0) {
-      threadgroup float* to = totals + (stage % 2 * STAGE_UNITS + u) * ROWS + TILE * tile + lane_row(lane);
-      to[0] = total.x;
-      to[1] = total.y;
+      threadgroup float* to = row_sums + (stage % 2 * STAGE_UNITS + u) * ROWS + TILE * tile + lane_row(lane);
+      to[0] = sum.x;
+      to[1] = sum.y;
     }
   }
 }
@@ -110,7 +113,7 @@ inline void sum_tiles(
     thread Work& work,
     uint thread_index) {
   threadgroup T* staged = (threadgroup T*)memory;
-  threadgroup float* row_totals = (threadgroup float*)(memory + STAGED_PIECES);
+  threadgroup float* row_sums = (threadgroup float*)(memory + STAGED_PIECES);
   const uint lane = thread_index % 32;
   const Ones ones = make_ones();
   Sums sums[ROW_TILES][OUTPUT_TILES];
@@ -122,7 +125,7 @@ inline void sum_tiles(
 #if BITS
   wait_for_copies();
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  total_stage(row_totals, staged, 0, ones, thread_index);
+  sum_rows_of_stage(row_sums, staged, 0, ones, thread_index);
 #endif
   int chunk = 1;
   for (int stage = 0; stage < NUM_STAGES; stage++) {
@@ -136,23 +139,23 @@ inline void sum_tiles(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     copy_stage(staged, work, stage + STAGES - 1, thread_index);
 #if BITS
-    if (stage + 1 < NUM_STAGES) total_stage(row_totals, staged, stage + 1, ones, thread_index);
+    if (stage + 1 < NUM_STAGES) sum_rows_of_stage(row_sums, staged, stage + 1, ones, thread_index);
 #endif
     LaneRows x[ROW_TILES];
     UNROLL for (int r = 0; r < TILES; r++) x[r] = staged_rows(staged, stage, r, lane);
     UNROLL for (int u = 0; u < STAGE_UNITS; u++) {
       const int unit = stage * STAGE_UNITS + u;
       if (unit >= NUM_UNITS) break;
-      Pair totals_now[ROW_TILES];
+      RowSums sums_of_rows[ROW_TILES];
 #if BITS
       UNROLL for (int r = 0; r < TILES; r++) {
-        threadgroup const float* from = row_totals + (stage % 2 * STAGE_UNITS + u) * ROWS + TILE * r + lane_row(lane);
-        totals_now[r] = float2(from[0], from[1]);
+        threadgroup const float* from = row_sums + (stage % 2 * STAGE_UNITS + u) * ROWS + TILE * r + lane_row(lane);
+        sums_of_rows[r] = float2(from[0], from[1]);
       }
 #endif
       UnitRows unit_rows;
       load_unit_rows<TILES>(unit_rows, x, u * UNIT, lane);
-      add_unit<TILES>(sums, now[u], unit_rows, totals_now);
+      add_unit<TILES>(sums, now[u], unit_rows, sums_of_rows);
       if (unit + 1 == chunk_start(chunk)) {
         UNROLL for (int r = 0; r < TILES; r++) {
           UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {

@@ -36,8 +36,8 @@ struct WeightRow {
 // Tiles of a weight, of the WEIGHTS that a threadgroup multiplies its rows with, and outputs of each.
 #define WEIGHT_TILES (OUTPUT_TILES / WEIGHTS)
 
-// Of the lane's two rows of a tile.
-typedef float2 Pair;
+// What the lane's two rows of a tile add up to over a unit.
+typedef float2 RowSums;
 
 // What a lane brings of an output's weights for a unit.
 struct UnitWeights {
@@ -95,8 +95,10 @@ inline void load_lane_words(thread uint (&words)[LANE_WORDS], thread const Weigh
   const uint2 loaded = load_words((device const uint2*)from);
   words[0] = loaded[0];
   words[1] = loaded[1];
-#else
+#elif LANE_WORDS == 1
   words[0] = load_word(from);
+#else
+#error "of a unit a lane takes 1, 2 or a multiple of 4 words"
 #endif
 }
 
@@ -189,19 +191,19 @@ inline void load_unit_rows(thread UnitRows& rows, thread LaneRows (&x)[ROW_TILES
   }
 }
 
-// Adds a unit's part of the sums of the first TILES tiles. totals: what the rows add up to over the unit.
+// Adds a unit's part of the sums of the first TILES tiles.
 template <int TILES>
 inline void add_unit(
     thread Sums (&sums)[ROW_TILES][OUTPUT_TILES],
     thread const UnitWeights (&weights)[OUTPUT_TILES],
     thread UnitRows& rows,
-    thread Pair (&totals)[ROW_TILES]) {
+    thread RowSums (&row_sums)[ROW_TILES]) {
 #if BITS
   Sums products[ROW_TILES][OUTPUT_TILES];
   clear<TILES>(products);
 #else
   // Without groups there is nothing between a product and the chunk's sum.
-#define products sums
+  thread Sums (&products)[ROW_TILES][OUTPUT_TILES] = sums;
 #endif
   UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
     WeightsBlock blocks[OUTPUT_TILES];
@@ -216,7 +218,7 @@ inline void add_unit(
     UNROLL for (int r = 0; r < TILES; r++) {
       UNROLL for (int i = 0; i < 2; i++) {
         const float scaled = fma(scale, products[r][o].thread_elements()[i], sums[r][o].thread_elements()[i]);
-        sums[r][o].thread_elements()[i] = fma(bias, totals[r][i], scaled);
+        sums[r][o].thread_elements()[i] = fma(bias, row_sums[r][i], scaled);
       }
     }
   }

@@ -34,13 +34,11 @@
     }
   }
   Totals totals;
-  for (int turn = 0; turn < TURNS; turn++) {
-    sum_tile(totals, memory, weights, work, num_rows, turn, thread_index);
-    UNROLL for (int n = 0; n < NUM_TOTALS; n++) {
-      const Place place = place_of(n, thread_index);
-      const int output = first_output + turn * OUTPUTS + place.output;
-      if (place.row >= num_rows || output >= num_outputs) continue;
-      out[size_t(first_row + place.row) * num_outputs + output] = T(total_of(totals, n, 0, thread_index));
-    }
+  sum_tile(totals, memory, weights, work, num_rows, 0, thread_index);
+  UNROLL for (int n = 0; n < NUM_TOTALS; n++) {
+    const Place place = place_of(n, thread_index);
+    const int output = first_output + place.output;
+    if (place.row >= num_rows || output >= num_outputs) continue;
+    out[size_t(first_row + place.row) * num_outputs + output] = T(total_of(totals, n, 0, thread_index));
   }
 }

@@ -5,11 +5,7 @@
 // multiplies, in the lane's quarter, values 2j and 2j + 1, or j and j + 4 where weights have 4 bits. With fp32 the
 // lanes pass their values around.
 #define BLOCK 32
-#if OUTPUT_TILES % 2
-#define TILES_AT_ONCE 1
-#else
 #define TILES_AT_ONCE 2
-#endif
 #define LANE_ROWS 1
 
 struct LaneRows {
@@ -167,14 +163,8 @@ inline void set_side_by_side(thread WeightsBlock& block, thread const vec<T, 2> 
 #if IS_HALF || IS_BFLOAT
 inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread RowsBlock& rows) {
   for (int j = 0; j < 4; j += 2) {
-#if TILES_AT_ONCE == 2
     multiply_by_16(
         T(), sums[0].elements, sums[1].elements, weights[0].steps + j, weights[1].steps + j, rows.steps + j);
-#else
-    float2 unused = float2(0.0f);
-    const uint none[2] = {0u, 0u};
-    multiply_by_16(T(), sums[0].elements, unused, weights[0].steps + j, none, rows.steps + j);
-#endif
   }
 }
 #else

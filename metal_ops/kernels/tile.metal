@@ -59,7 +59,9 @@ inline void store_dealt(thread const RowsBlock& block, thread LaneRows& x, int k
 
 // The lane's 8 values of its output's weights, in pairs: values j and j + 4, or 2j and 2j + 1.
 inline void set_apart(thread WeightsBlock& block, thread const vec<T, 2> (&pairs)[4]) {
-  UNROLL for (int j = 0; j < 4; j++) block.steps[j].thread_elements() = pairs[j];
+  UNROLL for (int j = 0; j < 4; j++) {
+    UNROLL for (int h = 0; h < 2; h++) block.steps[j].thread_elements()[h] = pairs[j][h];
+  }
 }
 inline void set_side_by_side(thread WeightsBlock& block, thread const vec<T, 2> (&pairs)[4]) {
   UNROLL for (int j = 0; j < 4; j++) {

@@ -21,12 +21,8 @@ from metal_ops.memory import Memory
 from metal_ops.route import route
 from metal_ops.rows import Weight, parts
 from scheduler.rounds import Round, Segment
+from scripts.gpu.counts import AFTER, NUM_PROMPTS, NUM_ROUNDS, NUM_WARM_UPS
 from scripts.gpu.weights import random_weights
-
-AFTER = 512  # tokens before a decoding
-NUM_ROUNDS = 33
-NUM_WARM_UPS = 3
-NUM_PROMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Figure:
 
 
 class Watched(LFM2):
-    """A model whose step gives out each layer's lists of the experts that it chose after all else."""
+    """A model whose step also gives out the lists of the experts that each layer chose."""
 
     def __call__(self, *arguments: object) -> tuple[Tensor, ...]:
         kept: list[Tensor] = []
@@ -117,7 +113,7 @@ class Bench:
     def decode_figure(self, streams: int) -> Figure:
         for slot in range(streams):
             self.prefill(AFTER, slot)
-        times, host_shares, shares = [], [], []
+        times, host_shares, counts = [], [], []
         for i in range(NUM_WARM_UPS + NUM_ROUNDS):
             segments = [
                 Segment(slot, slot * self.context, AFTER + i, (self.token(slot, AFTER + i),), 1)
@@ -127,9 +123,9 @@ class Bench:
             times.append(seconds)
             host_shares.append(host_s / seconds)
             # How many experts have rows comes first.
-            shares += [int(read(lists)[0]) for lists in self.lists]
+            counts += [int(read(lists)[0]) for lists in self.lists]
         figure = _figure(f"decode {streams}", streams, times[NUM_WARM_UPS:], form)
-        num_experts = mean(shares) if shares else None
+        num_experts = mean(counts) if counts else None
         return replace(
             figure,
             num_experts=num_experts,

@@ -10,15 +10,17 @@ template <class T, int rows, int columns>
 struct simdgroup_matrix {
   static_assert(rows == 8 && columns == 8, "only simdgroup matrices of 8 x 8 exist");
   static_assert(__is_same(T, float) || __is_same(T, half) || __is_same(T, bfloat), "no simdgroup matrix of this type");
-  vec<T, 2> elements;
+  T elements[2];
 
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T diagonal) {
     uint row = msl_matrix_row(emu_lane()), column = msl_matrix_column(emu_lane());
-    elements = vec<T, 2>{row == column ? diagonal : (T)0.0f, row == column + 1 ? diagonal : (T)0.0f};
+    elements[0] = row == column ? diagonal : (T)0.0f;
+    elements[1] = row == column + 1 ? diagonal : (T)0.0f;
   }
-  thread vec<T, 2>& thread_elements() { return elements; }
-  const thread vec<T, 2>& thread_elements() const { return elements; }
+  // One by one: Apple's is a wider vector, of which these are the first, and not assigned as a whole.
+  thread T (&thread_elements())[2] { return elements; }
+  const thread T (&thread_elements() const)[2] { return elements; }
 };
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
@@ -27,7 +29,7 @@ typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 template <class T, int rows, int columns>
 MSL_LIBRARY simdgroup_matrix<T, rows, columns> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, rows, columns> filled;
-  filled.elements = vec<T, 2>{value, value};
+  for (int i = 0; i < 2; i++) filled.elements[i] = value;
   return filled;
 }
 
