@@ -24,6 +24,7 @@ from tinygrad.uop.ops import KernelInfo, Ops, ProgramInfo, UOp, buffers
 from metal_ops.commands import CommandList
 from metal_ops.cuda import translate
 from metal_ops.kernel import Argument, Kernel, Target, target_of
+from metal_ops.memory import part_of
 
 HUGE_PAGE_BYTES = 1 << 21
 MAX_PENDING_BYTES = 1 << 16
@@ -57,7 +58,7 @@ def copy_in(tensor: Tensor, byte_offset: int, data: memoryview) -> None:
     `data` is writable, contiguous and free to be reused on return.
     """
     buffer = tensor.uop.buffer
-    part = buffer.view(data.nbytes, dtypes.uint8, byte_offset).ensure_allocated()
+    part = part_of(buffer, byte_offset, data.nbytes)
     part.allocator._copyin(part._buf, data)
     # NOTE: CUDA keeps a pinned copy of each piece until it is told that all have arrived, as it is
     # when a round is read. That need not wait for what a round takes in.

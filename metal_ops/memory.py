@@ -32,12 +32,12 @@ class Memory:
     def store(self, offset: int, tensor: Tensor, first: int, num_bytes: int) -> None:
         """Copies bytes [first, first + num_bytes) of a real tensor to `offset`."""
         source = tensor.uop.buffer
-        _copy(_part(self._buffer, offset, num_bytes), _part(source, first, num_bytes))
+        _copy(part_of(self._buffer, offset, num_bytes), part_of(source, first, num_bytes))
 
     def load(self, offset: int, tensor: Tensor, first: int, num_bytes: int) -> None:
         """Copies bytes from `offset` on over [first, first + num_bytes) of a real tensor."""
         target = tensor.uop.buffer
-        _copy(_part(target, first, num_bytes), _part(self._buffer, offset, num_bytes))
+        _copy(part_of(target, first, num_bytes), part_of(self._buffer, offset, num_bytes))
 
     def read(self, offset: int, num_bytes: int) -> bytearray:
         """A copy of some bytes on the host."""
@@ -45,7 +45,7 @@ class Memory:
 
     def write(self, offset: int, data: bytearray) -> None:
         """Copies bytes from the host to `offset`."""
-        part = _part(self._buffer, offset, len(data))
+        part = part_of(self._buffer, offset, len(data))
         part.allocator._copyin(part._buf, memoryview(data))
         Device[part.device].synchronize()
 
@@ -57,14 +57,18 @@ def read_tensor(tensor: Tensor, offset: int, num_bytes: int) -> bytearray:
 
 def _read(buffer: Buffer, offset: int, num_bytes: int) -> bytearray:
     data = bytearray(num_bytes)
-    part = _part(buffer, offset, num_bytes)
+    part = part_of(buffer, offset, num_bytes)
     part.allocator._copyout(memoryview(data), part._buf)
     return data
 
 
-def _part(buffer: Buffer, offset: int, num_bytes: int) -> Buffer:
+def part_of(buffer: Buffer, offset: int, num_bytes: int) -> Buffer:
+    """Bytes of a buffer, as one of their own."""
     if offset < 0 or offset + num_bytes > buffer.nbytes:
         raise ValueError(f"bytes {offset} to {offset + num_bytes} of {buffer.nbytes}")
+    if num_bytes == buffer.nbytes:
+        # A view takes some microseconds to make; a decode round would make three.
+        return buffer.ensure_allocated()
     return buffer.view(num_bytes, dtypes.uint8, offset).ensure_allocated()
 
 
@@ -84,6 +88,6 @@ def _copy(target: Buffer, source: Buffer) -> None:
         for offset in range(0, target.nbytes, BOUNCE_BYTES):
             num_bytes = min(BOUNCE_BYTES, target.nbytes - offset)
             data = memoryview(bytearray(num_bytes))
-            allocator._copyout(data, _part(source, offset, num_bytes)._buf)
-            allocator._copyin(_part(target, offset, num_bytes)._buf, data)
+            allocator._copyout(data, part_of(source, offset, num_bytes)._buf)
+            allocator._copyin(part_of(target, offset, num_bytes)._buf, data)
             Device[target.device].synchronize()

@@ -34,7 +34,7 @@ def verify(terminal: Terminal, only: tuple[str, ...], is_list: bool, device: str
     Compiles every kernel, compares what it computes with its contract to the bound or the bit, and
     plants faults that the comparison must see. Needs no model. On a Mac the kernels run on the GPU
     there is; elsewhere Metal is emulated on the processor, for which a clang or the ziglang package
-    has to be there. Takes a minute or two.
+    has to be there. Takes some minutes.
 
     The last line, SUMMARY, is the result. To report it, open an issue with all that was printed, or
     at least the line that names the GPU, the SUMMARY line and those that begin with FAIL or MISSED.
