@@ -24,7 +24,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, StaticCache
 from transformers.utils import logging
 
-from scripts.gpu.counts import AFTER, NUM_PROMPTS, NUM_ROUNDS, NUM_WARM_UPS
+from scripts.gpu.counts import AFTER, NUM_PROMPTS, NUM_ROUNDS, NUM_WARM_UPS, add_counts
 from scripts.make_checkpoint import SHAPES, config_of
 
 # Of a static cache; a multiple of what the attention of one query likes.
@@ -222,10 +222,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--device", default="cuda", help="of torch (cuda)")
-    parser.add_argument("--layers", type=int, help="of a shortened model")
-    parser.add_argument("--prompt", type=int, nargs="+", default=[512, 2048, 16384])
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--compile-limit", type=int, default=120, help="seconds; 0: do not compile")
+    add_counts(parser)
     return parser.parse_args()
 
 
@@ -237,15 +234,22 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()
     shape = SHAPES[options.shape]
+    try:
+        torch.empty(1, device=options.device)
+    except (AssertionError, RuntimeError) as error:
+        sys.exit(f"peer_gpu: device {options.device} cannot be used: {str(error).splitlines()[0]}")
     peer = Peer(config_of(shape, options.layers, None, "bfloat16"), options.device)
     results = Results(options.shape)
     for count in options.prompt:
         results.add("eager", f"prefill {count}", lambda: peer.prefill(count))
     for count in options.streams:
         results.add("eager", f"decode {count}", lambda: peer.decode(count))
-    if options.compile_limit:
+    if options.compile_limit > 0:
         measure_compiled(peer, results, options.prompt, options.streams, options.compile_limit)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -37,7 +37,7 @@ def test_figures_of_a_mixture_of_experts(short):
     prefill, decode = measure(config, 16, "CPU", [8], [4])
     assert (prefill.what, decode.what) == ("prefill 8", "decode 4")
     assert config.num_active_experts < decode.num_experts < config.num_experts
-    assert 0 < decode.host_share < 1 and decode.bytes_s > 0
+    assert decode.host_share is None and decode.bytes_s > 0
     for figure in (prefill, decode):
         low, high = figure.spread
         assert 0 < low <= figure.tok_s <= high and figure.num_launches > config.num_layers
@@ -73,7 +73,9 @@ def test_of_a_peer_that_fails_or_hangs_what_it_had_is_taken(ending, tmp_path, mo
 
 
 def test_a_peer_without_a_figure_is_none(tmp_path):
-    assert bench_gpu.peer_figures("lfm2-350m", options(script(tmp_path, "exit 1\n"))) is None
+    assert (
+        bench_gpu.peer_figures("lfm2-350m", options(script(tmp_path, "exit 3\n"))) == "exit code 3"
+    )
 
 
 def test_the_table_is_kept_as_it_comes(tmp_path, monkeypatch, capsys):
@@ -85,10 +87,23 @@ def test_the_table_is_kept_as_it_comes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench_gpu, "measure", figures)
     monkeypatch.setattr(bench_gpu, "copy_bandwidth", lambda *arguments: 8e9)
     monkeypatch.setattr(sys, "argv", ["", "--device", "CPU", "--out", str(out)])
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit) as stopped:
         bench_gpu.main()
+    assert stopped.value.code == 130
     assert out.read_text() == capsys.readouterr().out
     assert "500.0 tok/s" in out.read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments, code",
+    [(["--streams", "0"], 2), (["--prompt", "-5"], 2), (["--device", "NOPE"], "NOPE")],
+)
+def test_mistakes_are_told_before_anything_is_measured(arguments, code, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        bench_gpu.main()
+    assert code == stopped.value.code or code in stopped.value.code
+    assert capsys.readouterr().out == ""
 
 
 def script(folder: Path, text: str) -> str:

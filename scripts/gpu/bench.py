@@ -29,7 +29,7 @@ from scripts.gpu.weights import random_weights
 class Figure:
     """tok_s with the middle half of its rounds. num_launches: of a round. num_experts: distinct
     ones that a round chose in a layer, on average; host_share: of the time until the last launch
-    was handed over.
+    was handed over, where the device is another.
     """
 
     what: str
@@ -64,6 +64,7 @@ class Bench:
 
     def __init__(self, config: Config, bits: int, device: str, streams: int, context: int) -> None:
         self.config, self.context = config, context
+        self.is_on_host = device.startswith("CPU")
         weights = random_weights(config, bits, device)
         self.sizes = {name: _num_bytes(weight) for name, weight in weights.items()}
         model = Watched(config, weights, dtypes.bfloat16, device, context)
@@ -130,7 +131,7 @@ class Bench:
             figure,
             num_experts=num_experts,
             bytes_s=self.decode_bytes(streams, num_experts) * figure.tok_s / streams,
-            host_share=median(host_shares[NUM_WARM_UPS:]),
+            host_share=None if self.is_on_host else median(host_shares[NUM_WARM_UPS:]),
         )
 
     def decode_bytes(self, streams: int, num_experts: float | None) -> float:
