@@ -68,15 +68,21 @@ class Runner:
 
     def run(self, round: Round) -> Drawn:
         """Runs one round of at most MAX_ROWS rows: its slots advance by their segments."""
+        _, (logits, picks, *_) = self.launch(round)
+        picks = read(picks)[: round.num_drawn]
+        return Drawn(picks[:, 0], picks[:, 1] == 1, logits)
+
+    def launch(self, round: Round) -> tuple[Form, tuple[Tensor, ...]]:
+        """Starts a round, as `run` does: the form that it takes, and what the model gives out, to
+        be read before the next one.
+        """
         if round.num_rows > MAX_ROWS:
             raise ValueError(f"a round holds at most {MAX_ROWS} rows, found {round.num_rows}")
         form = self.form(capacity_of(round, self.state.num_slots))
         tokens, table = pack(round, form.capacity, self.state.num_slots, self.state.num_tokens)
         copy_in(form.tokens, 0, memoryview(tokens).cast("B"))
         copy_in(form.table, 0, memoryview(table).cast("B"))
-        logits, picks, *_ = form.step()
-        picks = read(picks)[: round.num_drawn]
-        return Drawn(picks[:, 0], picks[:, 1] == 1, logits)
+        return form, form.step()
 
     def form(self, capacity: Capacity) -> Form:
         """The compiled form of a capacity: at hand, from an artifact, or captured now and kept as

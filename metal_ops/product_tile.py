@@ -13,6 +13,7 @@ from metal_ops.products import BLOCK, WeightKind, num_chunks
 TILE = 8  # outputs and rows of a simdgroup matrix
 OUTPUT_TILES = 2  # of a threadgroup that multiplies few rows
 MANY_ROW_TILES = 4
+MANY_SIMDGROUPS = 4
 # Rows that are multiplied as many.
 FEWEST_MANY = MANY_ROW_TILES * TILE + 1
 MAX_TURNS = 16
@@ -22,18 +23,15 @@ STAGE_VALUES = 64  # of K at least
 
 @dataclass(frozen=True)
 class ManyRows:
-    """What many rows take on a target: tiles of outputs and SIMD-groups, and stages of rows at
-    most.
-    """
+    """What many rows take on a target: tiles of outputs of a SIMD-group, and stages at most."""
 
     output_tiles: int
-    simdgroups: int
     max_stages: int
 
 
 # On NVIDIA's GPUs, whose threads have more registers, a SIMD-group multiplies twice the outputs
 # with rows that it has loaded once.
-MANY_ROWS = {Target.METAL: ManyRows(2, 4, 3), Target.CUDA: ManyRows(4, 4, 4)}
+MANY_ROWS = {Target.METAL: ManyRows(2, 3), Target.CUDA: ManyRows(4, 4)}
 # Threadgroups that run at once: two a core of an M4 Max with 40 cores, and as many waiting; two a
 # multiprocessor of an H200, whose registers hold no third one of 256 threads.
 AT_ONCE = {Target.METAL: 160, Target.CUDA: 264}
@@ -133,7 +131,7 @@ def _many_rows(
     stages: int,
 ) -> Tile:
     many = MANY_ROWS[target]
-    tile = Tile(MANY_ROW_TILES, many.output_tiles, many.simdgroups, num_weights, stages=stages)
+    tile = Tile(MANY_ROW_TILES, many.output_tiles, MANY_SIMDGROUPS, num_weights, stages=stages)
     row_blocks = divide_up(num_rows, tile.num_rows)
     blocks = row_blocks * divide_up(weight.num_outputs, tile.num_outputs) * num_experts
     half = many.output_tiles // 2

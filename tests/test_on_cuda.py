@@ -27,8 +27,7 @@ from tests.tiny import write_checkpoint
 
 # Collected here too, with this module's cases.
 from tests.test_rounds import (  # noqa: F401
-    KINDS,
-    Case,
+    cases_on,
     test_a_round_writes_its_own_rows_and_the_scratch_only,
     test_a_slot_let_again_starts_afresh,
     test_dropped_rows_leave_no_trace,
@@ -46,16 +45,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cases(steps, tmp_path_factory):
-    """name, dtype -> Case on CUDA, made when first asked for."""
-    made = {}
-
-    def case(name: str = "moe", dtype: str = "float32") -> Case:
-        if (name, dtype) not in made:
-            folder = write_checkpoint(tmp_path_factory.mktemp(name), KINDS[name])
-            made[name, dtype] = Case(folder, steps, dtype, "CUDA")
-        return made[name, dtype]
-
-    return case
+    return cases_on("CUDA", steps, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "moe_plain", "odd", "demo"])

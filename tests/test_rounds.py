@@ -42,18 +42,22 @@ class Case:
         return self.runner
 
 
-@pytest.fixture(scope="module")
-def cases(steps, tmp_path_factory):
-    """name, dtype -> Case, made when first asked for."""
+def cases_on(device, steps, tmp_path_factory):
+    """name, dtype -> Case on a device, made when first asked for."""
     made = {}
 
     def case(name: str = "moe", dtype: str = "float32") -> Case:
         if (name, dtype) not in made:
             folder = write_checkpoint(tmp_path_factory.mktemp(name), KINDS[name])
-            made[name, dtype] = Case(folder, steps, dtype)
+            made[name, dtype] = Case(folder, steps, dtype, device)
         return made[name, dtype]
 
     return case
+
+
+@pytest.fixture(scope="module")
+def cases(steps, tmp_path_factory):
+    return cases_on("CPU", steps, tmp_path_factory)
 
 
 def splits(length: int) -> list[tuple[int, ...]]:

@@ -49,9 +49,6 @@ struct Work {
 struct Totals {
   threadgroup float* partial;
 };
-struct Place {
-  int row, output;
-};
 
 // Which of the tile's rows a thread's pointer number n is to, and where in the row it begins.
 inline int pointed_row(int n, uint thread_index) {

@@ -27,9 +27,6 @@ struct Work {
 struct Totals {
   Sums sums[ROW_TILES][OUTPUT_TILES];
 };
-struct Place {
-  int row, output;
-};
 
 // Which of the tile's rows a thread's pointer number n is to, and where in the row it begins.
 inline int pointed_row(int n, uint thread_index) { return (n * THREADS + int(thread_index)) / PIECES; }

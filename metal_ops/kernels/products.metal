@@ -36,6 +36,11 @@ struct WeightRow {
 // Tiles of a weight, of the WEIGHTS that a threadgroup multiplies its rows with, and outputs of each.
 #define WEIGHT_TILES (OUTPUT_TILES / WEIGHTS)
 
+// Where a sum belongs in a threadgroup's rows and outputs.
+struct Place {
+  int row, output;
+};
+
 // What the lane's two rows of a tile add up to over a unit.
 typedef float2 RowSums;
 

@@ -14,9 +14,9 @@ from tinygrad import Device, Tensor, dtypes
 from lfm2.artifacts import Artifacts
 from lfm2.config import Config
 from lfm2.model import LFM2
-from lfm2.runner import Form, Runner, capacity_of, pack, read
+from lfm2.runner import Form, Runner, read
 from lfm2.state import MAX_ROWS, State
-from metal_ops.launch import copy_in, empty
+from metal_ops.launch import empty
 from metal_ops.memory import Memory
 from metal_ops.route import route
 from metal_ops.rows import Weight, parts
@@ -76,13 +76,7 @@ class Bench:
         handed over, and the form that ran.
         """
         start = time.perf_counter()
-        round = Round(tuple(segments))
-        form = self.runner.form(capacity_of(round, self.runner.state.num_slots))
-        state = self.runner.state
-        tokens, table = pack(round, form.capacity, state.num_slots, state.num_tokens)
-        copy_in(form.tokens, 0, memoryview(tokens).cast("B"))
-        copy_in(form.table, 0, memoryview(table).cast("B"))
-        _, picks, *self.lists = form.step()
+        form, (_, picks, *self.lists) = self.runner.launch(Round(tuple(segments)))
         host_s = time.perf_counter() - start
         read(picks)
         return time.perf_counter() - start, host_s, form
