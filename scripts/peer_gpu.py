@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from statistics import median, quantiles
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, StaticCache
 from transformers.utils import logging
 
-from scripts.gpu.counts import AFTER, NUM_PROMPTS, NUM_ROUNDS, NUM_WARM_UPS, add_counts
+from scripts.gpu.counts import AFTER, NUM_PROMPTS, NUM_ROUNDS, NUM_WARM_UPS, add_counts, rates
 from scripts.make_checkpoint import SHAPES, config_of
 
 # Of a static cache; a multiple of what the attention of one query likes.
@@ -146,8 +145,7 @@ class Peer:
         return self._now() - start
 
     def _figure(self, num_tokens: int, seconds: list[float], experts: str | None = None) -> Figure:
-        low, _, high = quantiles([num_tokens / one for one in seconds], n=4)
-        return Figure(num_tokens / median(seconds), (low, high), experts)
+        return Figure(*rates(num_tokens, seconds), experts)
 
 
 class Results:

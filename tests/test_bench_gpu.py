@@ -14,6 +14,7 @@ from lfm2.config import Config
 from scripts import bench_gpu
 from scripts.gpu import bench
 from scripts.gpu.bench import Bench, Figure, measure
+from scripts.gpu.counts import rates
 from scripts.gpu.table import our_line, peer_lines
 from tests import tiny
 
@@ -41,6 +42,12 @@ def test_figures_of_a_mixture_of_experts(short):
     for figure in (prefill, decode):
         low, high = figure.spread
         assert 0 < low <= figure.tok_s <= high and figure.num_launches > config.num_layers
+
+
+def test_rates_are_between_those_that_were_seen():
+    # Far apart, as where other work shares the machine.
+    assert rates(10, [1.0, 100.0]) == (10 / 50.5, (10 / 75.25, 10 / 25.75))
+    assert rates(10, [5.0, 1.0, 2.0, 4.0, 3.0]) == (10 / 3, (2.5, 5.0))
 
 
 def test_a_decode_round_reads_all_but_the_experts_that_it_does_not_use(short):

@@ -6,7 +6,7 @@ Knows nothing of the table and of transformers.
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from statistics import mean, median, quantiles
+from statistics import mean, median
 from unittest.mock import patch
 
 from tinygrad import Device, Tensor, dtypes
@@ -21,7 +21,7 @@ from metal_ops.memory import Memory
 from metal_ops.route import route
 from metal_ops.rows import Weight, parts
 from scheduler.rounds import Round, Segment
-from scripts.gpu.counts import AFTER, NUM_PROMPTS, NUM_ROUNDS, NUM_WARM_UPS
+from scripts.gpu.counts import AFTER, NUM_PROMPTS, NUM_ROUNDS, NUM_WARM_UPS, rates
 from scripts.gpu.weights import random_weights
 
 
@@ -142,8 +142,7 @@ def _num_bytes(weight: Weight) -> int:
 
 
 def _figure(what: str, num_tokens: int, times: list[float], form: Form) -> Figure:
-    low, _, high = quantiles([num_tokens / t for t in times], n=4)
-    return Figure(what, num_tokens / median(times), (low, high), len(form.step.launches))
+    return Figure(what, *rates(num_tokens, times), len(form.step.launches))
 
 
 def copy_bandwidth(device: str, num_bytes: int) -> float:

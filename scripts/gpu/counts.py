@@ -1,6 +1,9 @@
-"""How much is measured: alike for this engine and transformers, which share no other module."""
+"""How much is measured, and the rates it gives: alike for this engine and transformers, which share
+no other module.
+"""
 
 import argparse
+from statistics import median, quantiles
 
 AFTER = 512  # tokens before a decoding
 NUM_ROUNDS = 33
@@ -8,6 +11,13 @@ NUM_PROMPTS = 5
 # A compiled step of transformers is compiled in its first round, and recorded as a graph in its
 # second.
 NUM_WARM_UPS = 3
+
+
+def rates(num_tokens: int, seconds: list[float]) -> tuple[float, tuple[float, float]]:
+    """Tokens/s by the median of the times that so many took, and by their middle half's ends."""
+    # Inclusive, because the other way guesses at times beyond those that were seen.
+    short, _, long = quantiles(seconds, n=4, method="inclusive")
+    return num_tokens / median(seconds), (num_tokens / long, num_tokens / short)
 
 
 def positive(text: str) -> int:
