@@ -19,6 +19,7 @@ FEWEST_MANY = MANY_ROW_TILES * TILE + 1
 MAX_TURNS = 16
 PIECE_BYTES = 16  # of a row, which a thread copies at once
 STAGE_VALUES = 64  # of K at least
+SPAN = 4  # units of K that a turn of the loop over many rows passes through
 
 
 @dataclass(frozen=True)
@@ -189,5 +190,8 @@ def constants(
             "PITCH": stage.pitch,
             "PIECE": PIECE_BYTES // dtype.itemsize,
             "LEAD": _lead(weight),
+            "SPAN": SPAN,
+            # Plain weights come further ahead: nothing else of them takes registers.
+            "AHEAD": stage.units if weight.bits else SPAN * 2 // weight.dtype.itemsize,
         }
     return values

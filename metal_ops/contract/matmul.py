@@ -46,7 +46,7 @@ SUM_CONTROLS = (
     ),
     Control(
         "many rows: no barrier before they are read",
-        f"wait_for_copies();\n    {BARRIER}",
+        f"wait_for_copies();\n        {BARRIER}",
         "wait_for_copies();\n",
         "shapes",
         is_race=True,
@@ -110,8 +110,10 @@ def matmul_contract(name: str, kinds: list, target: Target) -> Contract:
         make_case(rows, outputs, depth, kinds[i % len(kinds)], has_bias=bool(i % 2))
         for i, (rows, outputs, depth) in enumerate(shapes * 2)
     ]
-    # Many rows, of every kind; a last stage that is not full, where the kind has such.
+    # Many rows, of every kind: a last stage and span that are not full, and those and outputs that
+    # are.
     cases += [make_case(43, 70, 9 * (kind[-1] or BLOCK), kind, False) for kind in kinds]
+    cases += [make_case(43, 128, 8 * (kind[-1] or BLOCK), kind, False) for kind in kinds]
     # Whole rows and outputs of a real matrix, the wide projection of the convolution.
     cases.append(make_case(16, 6144 // 8, 2048, kinds[0], False, "reference"))
     cases.append(make_case(1, 2048, 1024, kinds[0], True, "reference"))
@@ -151,6 +153,12 @@ def packed_controls(name: str) -> tuple[Control, ...]:
         ),
         Control("the bias is left out", "fma(bias, row_sums[r][i], scaled)", "scaled", "reference"),
         Control("the first group's scale", "row.scales + unit,", "row.scales,", "reference"),
+        Control(
+            "many rows: every span has the first one's scales",
+            "load_four(row.scales + span)",
+            "load_four(row.scales)",
+            "shapes",
+        ),
     )
 
 

@@ -17,6 +17,11 @@
 #define STAGED_PIECES (STAGES * ROWS * PITCH / PIECE)
 #define MEMORY_SIZE (STAGED_PIECES + LEAD * 2 * STAGE_UNITS * ROWS / 4)
 #define NUM_POINTERS (ROWS * PIECES / THREADS)
+// The scales of a span lie side by side, where none is short of units.
+#define IS_TOGETHER (BITS && NUM_UNITS % SPAN == 0)
+#if SPAN % STAGE_UNITS || SPAN % AHEAD
+#error "a span has whole stages, and begins where the one before it began to load"
+#endif
 #define NUM_TOTALS (2 * ROW_TILES * WEIGHT_TILES)
 
 // 16 bytes of a row.
@@ -59,9 +64,10 @@ inline void sum_rows_of_stage(
     threadgroup float* row_sums, threadgroup T* staged, int stage, thread const Ones& ones, uint thread_index) {
   const uint lane = thread_index % 32;
   const int tile = thread_index / 32;
-  if (tile >= ROW_TILES) return;
-#if THREADS < 32 * ROW_TILES
+#if SIMDGROUPS < ROW_TILES
 #error "each tile of rows has a SIMD-group that adds it up"
+#elif SIMDGROUPS > ROW_TILES
+  if (tile >= ROW_TILES) return;
 #endif
   LaneRows x = staged_rows(staged, stage, tile, lane);
   UNROLL for (int u = 0; u < STAGE_UNITS; u++) {
@@ -82,22 +88,44 @@ inline void sum_rows_of_stage(
   }
 }
 
-inline void load_stage(
-    thread UnitWeights (&loaded)[STAGE_UNITS][OUTPUT_TILES],
-    thread WeightRow (&weights)[OUTPUT_TILES],
-    int stage,
-    uint lane) {
-  // Units beyond the last are it again, and are not added.
-  const int first = min(stage, NUM_STAGES - 1) * STAGE_UNITS;
-  UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {
-    const WeightRow row = row_from(weights[o], first, lane);
-    UNROLL for (int u = 0; u < STAGE_UNITS; u++) {
-#if NUM_UNITS % STAGE_UNITS == 0
-      load_unit(loaded[u][o], row, u);
+// A tile's weights from a unit on, where weights[] are at what the lane brings of the first.
+inline WeightRow tile_row(thread const WeightRow (&weights)[OUTPUT_TILES], int tile) {
+#if IS_WHOLE
+  // In one pointer a weight.
+  return row_after(weights[tile / WEIGHT_TILES * WEIGHT_TILES], tile % WEIGHT_TILES * TILE);
 #else
-      load_unit(loaded[u][o], row, min(u, NUM_UNITS - 1 - first));
+  return weights[tile];
 #endif
-    }
+}
+
+// What a lane has of the scales of a span.
+struct SpanScales {
+#if IS_TOGETHER
+  Four scales[OUTPUT_TILES], biases[OUTPUT_TILES];
+#endif
+};
+
+inline void load_scales(thread SpanScales& loaded, thread const WeightRow (&weights)[OUTPUT_TILES], int span) {
+#if IS_TOGETHER
+  UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {
+    const WeightRow row = tile_row(weights, o);
+    loaded.scales[o] = load_four(row.scales + span);
+    loaded.biases[o] = load_four(row.biases + span);
+  }
+#endif
+}
+
+// What the lane brings of a unit, without the scales of a span. Nothing beyond the last unit.
+inline void load_unit_of(
+    thread UnitWeights (&loaded)[OUTPUT_TILES], thread const WeightRow (&weights)[OUTPUT_TILES], int unit) {
+  if (unit >= NUM_UNITS) return;
+  UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {
+    const WeightRow row = tile_row(weights, o);
+#if IS_TOGETHER
+    load_lane_words(loaded[o].words, row, unit);
+#else
+    load_unit(loaded[o], row, unit);
+#endif
   }
 }
 
@@ -116,8 +144,10 @@ inline void sum_tiles(
   Sums sums[ROW_TILES][OUTPUT_TILES];
   clear<TILES>(sums);
   clear<TILES>(totals.sums);
-  UnitWeights next[STAGE_UNITS][OUTPUT_TILES];
-  load_stage(next, weights, 0, lane);
+  WeightRow rows[OUTPUT_TILES];
+  UNROLL for (int o = 0; o < OUTPUT_TILES; o++) rows[o] = row_from(weights[o], 0, lane);
+  UnitWeights ahead[AHEAD][OUTPUT_TILES];
+  UNROLL for (int u = 0; u < AHEAD; u++) load_unit_of(ahead[u], rows, u);
   for (int stage = 0; stage < STAGES - 1; stage++) copy_stage(staged, work, stage, thread_index);
 #if BITS
   wait_for_copies();
@@ -125,34 +155,42 @@ inline void sum_tiles(
   sum_rows_of_stage(row_sums, staged, 0, ones, thread_index);
 #endif
   int chunk = 1;
-  for (int stage = 0; stage < NUM_STAGES; stage++) {
-    UnitWeights now[STAGE_UNITS][OUTPUT_TILES];
-    UNROLL for (int u = 0; u < STAGE_UNITS; u++) {
-      UNROLL for (int o = 0; o < OUTPUT_TILES; o++) now[u][o] = next[u][o];
-    }
-    // Before the barrier, past which no load moves to where its values are used.
-    load_stage(next, weights, stage + 1, lane);
-    wait_for_copies();
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    copy_stage(staged, work, stage + STAGES - 1, thread_index);
-#if BITS
-    if (stage + 1 < NUM_STAGES) sum_rows_of_stage(row_sums, staged, stage + 1, ones, thread_index);
-#endif
-    LaneRows x[ROW_TILES];
-    UNROLL for (int r = 0; r < TILES; r++) x[r] = staged_rows(staged, stage, r, lane);
-    UNROLL for (int u = 0; u < STAGE_UNITS; u++) {
-      const int unit = stage * STAGE_UNITS + u;
+  for (int span = 0; span < NUM_UNITS; span += SPAN) {
+    SpanScales scales;
+    load_scales(scales, rows, span);
+    UNROLL for (int s = 0; s < SPAN; s++) {
+      const int unit = span + s, stage = unit / STAGE_UNITS, u = s % STAGE_UNITS;
       if (unit >= NUM_UNITS) break;
-      RowSums sums_of_rows[ROW_TILES];
+      UnitWeights now[OUTPUT_TILES];
+      UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {
+        now[o] = ahead[s % AHEAD][o];
+#if IS_TOGETHER
+        now[o].scale = value_of(scales.scales[o], s);
+        now[o].bias = value_of(scales.biases[o], s);
+#endif
+      }
+      // Before the barrier, past which no load moves to where its values are used.
+      load_unit_of(ahead[s % AHEAD], rows, unit + AHEAD);
+      if (u == 0) {
+        wait_for_copies();
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        copy_stage(staged, work, stage + STAGES - 1, thread_index);
 #if BITS
+        if (stage + 1 < NUM_STAGES) sum_rows_of_stage(row_sums, staged, stage + 1, ones, thread_index);
+#endif
+      }
+      LaneRows x[ROW_TILES];
+      RowSums sums_of_rows[ROW_TILES];
       UNROLL for (int r = 0; r < TILES; r++) {
+        x[r] = staged_rows(staged, stage, r, lane);
+#if BITS
         threadgroup const float* from = row_sums + (stage % 2 * STAGE_UNITS + u) * ROWS + TILE * r + lane_row(lane);
         sums_of_rows[r] = float2(from[0], from[1]);
-      }
 #endif
+      }
       UnitRows unit_rows;
       load_unit_rows<TILES>(unit_rows, x, u * UNIT, lane);
-      add_unit<TILES>(sums, now[u], unit_rows, sums_of_rows);
+      add_unit<TILES>(sums, now, unit_rows, sums_of_rows);
       if (unit + 1 == chunk_start(chunk)) {
         UNROLL for (int r = 0; r < TILES; r++) {
           UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {

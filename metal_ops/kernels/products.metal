@@ -196,38 +196,46 @@ inline void load_unit_rows(thread UnitRows& rows, thread LaneRows (&x)[ROW_TILES
   }
 }
 
-// Adds a unit's part of the sums of the first TILES tiles.
+// Adds a unit's part of the sums of the first TILES tiles: tile by tile of outputs, so that a group's own sums take few
+// registers.
 template <int TILES>
 inline void add_unit(
     thread Sums (&sums)[ROW_TILES][OUTPUT_TILES],
     thread const UnitWeights (&weights)[OUTPUT_TILES],
     thread UnitRows& rows,
     thread RowSums (&row_sums)[ROW_TILES]) {
+  UNROLL for (int o = 0; o < OUTPUT_TILES; o += TILES_AT_ONCE) {
 #if BITS
-  Sums products[ROW_TILES][OUTPUT_TILES];
-  clear<TILES>(products);
-#else
-  // Without groups there is nothing between a product and the chunk's sum.
-  thread Sums (&products)[ROW_TILES][OUTPUT_TILES] = sums;
-#endif
-  UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
-    WeightsBlock blocks[OUTPUT_TILES];
-    UNROLL for (int o = 0; o < OUTPUT_TILES; o++) set_block(blocks[o], weights[o], b);
+    Sums products[ROW_TILES][TILES_AT_ONCE];
     UNROLL for (int r = 0; r < TILES; r++) {
-      UNROLL for (int o = 0; o < OUTPUT_TILES; o += TILES_AT_ONCE) multiply(products[r] + o, blocks + o, rows[b][r]);
+      UNROLL for (int t = 0; t < TILES_AT_ONCE; t++) products[r][t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
-  }
+#endif
+    UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
+      WeightsBlock blocks[TILES_AT_ONCE];
+      UNROLL for (int t = 0; t < TILES_AT_ONCE; t++) set_block(blocks[t], weights[o + t], b);
+      UNROLL for (int r = 0; r < TILES; r++) {
 #if BITS
-  UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {
-    const float scale = float(weights[o].scale), bias = fma(-float(OFFSET), scale, float(weights[o].bias));
-    UNROLL for (int r = 0; r < TILES; r++) {
-      UNROLL for (int i = 0; i < 2; i++) {
-        const float scaled = fma(scale, products[r][o].thread_elements()[i], sums[r][o].thread_elements()[i]);
-        sums[r][o].thread_elements()[i] = fma(bias, row_sums[r][i], scaled);
+        multiply(products[r], blocks, rows[b][r]);
+#else
+        // Without groups there is nothing between a product and the chunk's sum.
+        multiply(sums[r] + o, blocks, rows[b][r]);
+#endif
       }
     }
-  }
+#if BITS
+    UNROLL for (int t = 0; t < TILES_AT_ONCE; t++) {
+      const float scale = float(weights[o + t].scale);
+      const float bias = fma(-float(OFFSET), scale, float(weights[o + t].bias));
+      UNROLL for (int r = 0; r < TILES; r++) {
+        UNROLL for (int i = 0; i < 2; i++) {
+          const float scaled = fma(scale, products[r][t].thread_elements()[i], sums[r][o + t].thread_elements()[i]);
+          sums[r][o + t].thread_elements()[i] = fma(bias, row_sums[r][i], scaled);
+        }
+      }
+    }
 #endif
+  }
 }
 
 inline T swiglu(float gate, float up) {
