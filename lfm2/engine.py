@@ -21,7 +21,6 @@ from lfm2.runner import Drawn, Form, bucket
 from lfm2.sampling import Sampling
 from lfm2.service import MIN_GAP, Service
 from lfm2.serving import Drawing
-from lfm2.state import MAX_ROWS
 from lfm2.stream import Reply, Stream, Transcript
 from lfm2.tokenizer import NoTokenizer, Tokenizer
 from metal_ops.table import Capacity
@@ -29,8 +28,6 @@ from scheduler.chunks import spaced
 from scheduler.request import Request
 from scheduler.rounds import Round, Segment
 
-# Rows of a prompt that go through the model at once.
-CHUNK = MAX_ROWS
 # Takes the tokens of one segment, and how many of its last rows are drawn.
 RunSegment = Callable[[Sequence[int], int], Drawn]
 # Rows whose logits are computed at once: a row of 65,536 logits is 256 KiB.

@@ -25,7 +25,7 @@ from lfm2.round_cost import gap_chunk
 from lfm2.runner import Compiling, Runner
 from lfm2.sampling import Sampling
 from lfm2.service import DEFAULT_CACHE_BYTES, Service
-from lfm2.state import MAX_ROWS, State, ring_size
+from lfm2.state import State, max_rows, ring_size
 from lfm2.tokenizer import NoTokenizer, Tokenizer
 from lfm2.tokenizer_files import read_generation_config
 from lfm2.weights import Progress, load_weights
@@ -110,6 +110,7 @@ class Room:
         self.weight_bytes = sum(tensor.num_bytes for tensor in stored_tensors(folder).values())
         ring_bytes = config.conv_bytes_per_slot(ring_size(config), dtype.itemsize)
         self.ring_bytes = (streams + 1) * ring_bytes
+        self.max_rows = max_rows(device)
         self.token_bytes = config.kv_bytes_per_token(dtype.itemsize)
         self.cache_bytes = cache_bytes
         # Only where a device has no memory of its own is it known how much there is.
@@ -128,7 +129,7 @@ class Room:
         """Raises LFM2Error with the numbers if that many tokens do not fit."""
         if self.memory_bytes is None:
             return
-        pool_bytes = (num_tokens + MAX_ROWS) * self.token_bytes
+        pool_bytes = (num_tokens + self.max_rows) * self.token_bytes
         state_bytes = pool_bytes + self.ring_bytes
         needed = self.weight_bytes + state_bytes + self.cache_bytes
         usable = int(self.memory_bytes * USABLE_SHARE)

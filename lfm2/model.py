@@ -10,7 +10,7 @@ from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 
 from lfm2.config import Config
-from lfm2.state import MAX_ROWS, State
+from lfm2.state import State, max_rows
 from lfm2.weights import Weights
 from metal_ops.argmax import argmax
 from metal_ops.attention import attend
@@ -151,8 +151,8 @@ class Layer:
 class LFM2:
     """The model on one device, in one compute type, for positions below `context`.
 
-    tapped: layers whose output rows are kept in `taps` (MAX_ROWS, taps * C), side by side in this
-    order; not the last one, whose rows are only made where they are drawn.
+    tapped: layers whose output rows are kept in `taps` (rows of the largest round, taps * C), side
+    by side in this order; not the last one, whose rows are only made where they are drawn.
     """
 
     def __init__(
@@ -179,7 +179,9 @@ class LFM2:
         self.angles = Tensor(rope_angles(config, context), device=device).realize()
         self.tapped = tapped
         self.taps = (
-            empty((MAX_ROWS, len(tapped) * config.hidden_size), dtype, device) if tapped else None
+            empty((max_rows(device), len(tapped) * config.hidden_size), dtype, device)
+            if tapped
+            else None
         )
 
     @property

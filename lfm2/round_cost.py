@@ -8,12 +8,11 @@ from collections.abc import Callable
 
 from lfm2.runner import Runner
 from lfm2.service import MAX_ROUND_STREAMS
-from lfm2.state import MAX_ROWS
 from scheduler.chunks import MIN_CAPACITY, RoundCost, planned_chunk
 from scheduler.rounds import Round, Segment
 
-# Rounds of so many rows are timed, the fastest of several runs each.
-SIZES = (MIN_CAPACITY, 128, MAX_ROWS)
+# Rounds of so many rows, and of the most, are timed, the fastest of several runs each.
+SIZES = (MIN_CAPACITY, 128)
 NUM_RUNS = 3
 # Rows cost more with more before them; they are timed after so many.
 DEPTH = 2048
@@ -28,7 +27,8 @@ def gap_chunk(runner: Runner, streams: int, max_gap_ms: float, warn: Callable[[s
     least_ms = 1000 * cost.seconds(MIN_CAPACITY)
     if least_ms > max_gap_ms:
         warn(f"a gap of {max_gap_ms:g} ms is too short here: the smallest takes {least_ms:.3g} ms")
-    return planned_chunk(max_gap_ms / 1000, cost, min(streams, MAX_ROUND_STREAMS), MAX_ROWS)
+    most = runner.state.max_rows
+    return planned_chunk(max_gap_ms / 1000, cost, min(streams, MAX_ROUND_STREAMS), most)
 
 
 def round_cost(runner: Runner) -> RoundCost:
@@ -46,7 +46,8 @@ def round_cost(runner: Runner) -> RoundCost:
 
 def measure(runner: Runner) -> dict[int, float]:
     """Rows of a round -> seconds that it takes."""
-    return {size: min(time_round(runner, size) for _ in range(NUM_RUNS)) for size in SIZES}
+    sizes = (*SIZES, runner.state.max_rows)
+    return {size: min(time_round(runner, size) for _ in range(NUM_RUNS)) for size in sizes}
 
 
 def time_round(runner: Runner, num_rows: int) -> float:

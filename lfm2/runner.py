@@ -12,7 +12,7 @@ from tinygrad import Tensor, dtypes
 
 from lfm2.artifacts import Artifacts
 from lfm2.model import LFM2
-from lfm2.state import MAX_ROWS, State
+from lfm2.state import State
 from metal_ops.launch import Step, copy_in, empty
 from metal_ops.memory import read_tensor
 from metal_ops.table import Capacity
@@ -67,7 +67,7 @@ class Runner:
         self.forms: dict[Capacity, Form] = {}
 
     def run(self, round: Round) -> Drawn:
-        """Runs one round of at most MAX_ROWS rows: its slots advance by their segments."""
+        """Runs one round of at most `state.max_rows` rows: its slots advance by their segments."""
         _, (logits, picks, *_) = self.launch(round)
         picks = read(picks)[: round.num_drawn]
         return Drawn(picks[:, 0], picks[:, 1] == 1, logits)
@@ -76,8 +76,9 @@ class Runner:
         """Starts a round, as `run` does: the form that it takes, and what the model gives out, to
         be read before the next one.
         """
-        if round.num_rows > MAX_ROWS:
-            raise ValueError(f"a round holds at most {MAX_ROWS} rows, found {round.num_rows}")
+        most = self.state.max_rows
+        if round.num_rows > most:
+            raise ValueError(f"a round holds at most {most} rows, found {round.num_rows}")
         form = self.form(capacity_of(round, self.state.num_slots))
         tokens, table = pack(round, form.capacity, self.state.num_slots, self.state.num_tokens)
         copy_in(form.tokens, 0, memoryview(tokens).cast("B"))

@@ -10,7 +10,6 @@ from lfm2.errors import LFM2Error, RequestError
 from lfm2.kept import StateCopy
 from lfm2.runner import Runner
 from lfm2.serving import DrawingRunner
-from lfm2.state import MAX_ROWS
 from scheduler.cache import Kept, PromptCache
 from scheduler.chunks import Plan
 from scheduler.events import Event
@@ -46,8 +45,8 @@ class Service:
         self.options = Options(
             num_slots=streams,
             num_tokens=runner.state.num_tokens,
-            chunk=chunk or largest_chunk(streams),
-            max_rows=MAX_ROWS,
+            chunk=chunk or largest_chunk(runner.state.max_rows, streams),
+            max_rows=runner.state.max_rows,
             round_rows=round_streams,
             round_streams=round_streams,
             min_gap=MIN_GAP,
@@ -156,9 +155,9 @@ class Service:
         self.cache.adopt(kept.prompt[:at], copy.shortened(at))
 
 
-def largest_chunk(streams: int) -> int:
+def largest_chunk(max_rows: int, streams: int) -> int:
     """Rows of a prompt that a round has room for beside those of all who decode."""
-    return MAX_ROWS - (min(streams, MAX_ROUND_STREAMS) if streams > 1 else 0)
+    return max_rows - (min(streams, MAX_ROUND_STREAMS) if streams > 1 else 0)
 
 
 def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:

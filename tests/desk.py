@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from lfm2.runner import Runner
 from lfm2.sampling import Draw, Sampling
 from lfm2.serving import Drawing, DrawingRunner
-from lfm2.state import MAX_ROWS
 from scheduler.cache import PromptCache
 from scheduler.events import Finished, Prefilled, Tokens
 from scheduler.loop import Scheduler
@@ -48,7 +47,7 @@ class Desk:
             num_slots=num_slots,
             num_tokens=runner.state.num_tokens,
             chunk=chunk,
-            max_rows=MAX_ROWS,
+            max_rows=runner.state.max_rows,
             round_rows=num_slots * max_window,
             max_window=max_window,
             min_gap=1,
@@ -93,6 +92,6 @@ def alone(runner: Runner, asked: Asked) -> list[Draw]:
     """The draws of a request in an engine that serves nothing else, has no kept states and does
     not cut the prompt.
     """
-    return Desk(runner, num_slots=1, chunk=MAX_ROWS, budget=0).reply(
+    return Desk(runner, num_slots=1, chunk=runner.state.max_rows, budget=0).reply(
         Asked(asked.prompt, asked.max_tokens, asked.sampling)
     )

@@ -18,7 +18,6 @@ from scripts.rounds.cases import middle, sharings
 from scripts.rounds.trial import (
     NUM_AFTER,
     NUM_BEFORE,
-    SHORT_PROMPT,
     Stall,
     pieces,
     run_stall,
@@ -37,7 +36,7 @@ class RecordingRunner:
     """In place of the engine's runner: computes nothing, keeps the rounds it was given."""
 
     def __init__(self, num_slots: int) -> None:
-        self.state = State(num_slots, 65536, {}, {}, {})
+        self.state = State(num_slots, 65536, 512, {}, {}, {})
         self.model = SimpleNamespace(config=SimpleNamespace(conv_kernel=3))
         self.device = "CPU"
         self.rounds: list[Round] = []
@@ -88,7 +87,7 @@ def test_mixed_runs_chunk_and_round_together():
 
 def test_pieces_are_the_segment_and_only_its_last_row_is_drawn():
     whole = Segment(2, 70, 5, tuple(range(1100)), 1)
-    parts = list(pieces(whole))
+    parts = list(pieces(whole, 512))
     assert sum((part.tokens for part in parts), ()) == whole.tokens
     assert [(part.start, part.num_drawn) for part in parts] == [(5, 0), (517, 0), (1029, 1)]
     assert {(part.slot, part.base) for part in parts} == {(2, 70)}

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from lfm2.state import MAX_ROWS
 from metal_ops.launch import copy_in
 from tests import oracle, tiny
 from tests.build import build_runner, run, segment
@@ -35,7 +34,7 @@ def tapped_rows(folder, tapped, tokens):
 def test_the_third_of_five_taps_holds_its_layers_rows(folder, tmp_path, num_rows):
     tokens = np.random.default_rng(0).integers(0, 97, num_rows)
     width = config(1)["hidden_size"]
-    taps = tapped_rows(folder, (0, 1, 3, 4, 5), tokens).reshape(MAX_ROWS, 5, width)
+    taps = tapped_rows(folder, (0, 1, 3, 4, 5), tokens).reshape(-1, 5, width)
     # A model that ends after that layer makes its logits of the same rows.
     shorter = build_runner(tiny.write_checkpoint(tmp_path, config(4)))
     (logits,) = run(shorter, segment(0, 0, 0, tokens))

@@ -5,9 +5,8 @@ import click
 from lfm2.cli.loading import Compilation, Stopwatch, load_model
 from lfm2.cli.options import loading_options, options, serving_options
 from lfm2.cli.terminal import Terminal, bytes_text
-from lfm2.engine import CHUNK
 from lfm2.environment import cache_folder
-from lfm2.errors import LFM2Error
+from lfm2.errors import LFM2Error, RequestError
 from lfm2.runner import bucket, mixed_capacity
 from lfm2.service import MAX_ROUND_STREAMS
 from metal_ops.table import Capacity
@@ -25,11 +24,9 @@ class Rows(click.ParamType):
             rows = [int(part) for part in value.split(",")]
         except ValueError:
             rows = [0]
-        if min(rows) < 1 or max(rows) > CHUNK:
+        if min(rows) < 1:
             self.fail(
-                f"{value!r} is no list of numbers from 1 to {CHUNK}, such as 1,16,512",
-                param,
-                context,
+                f"{value!r} is no list of numbers from 1 on, such as 1,16,512", param, context
             )
         return rows
 
@@ -46,9 +43,6 @@ def forms(sizes: list[int], streams: int) -> list[Capacity]:
     return list(dict.fromkeys(found))
 
 
-ALL_ROWS = [1 << power for power in range(CHUNK.bit_length())]
-
-
 @click.command("compile")
 @options(
     loading_options("The context that generate, chat or batch will be given"),
@@ -56,14 +50,13 @@ ALL_ROWS = [1 << power for power in range(CHUNK.bit_length())]
     click.option(
         "--rows",
         type=Rows(),
-        default=ALL_ROWS,
-        show_default="all powers of two up to 512",
+        show_default="all powers of two up to 512, on CUDA 2048",
         help="Tokens at once to compile for: 1 to decode, more for a prompt or a piece of it. "
         "Rounded up to powers of two.",
     ),
 )
 @click.pass_obj
-def compile(terminal: Terminal, rows: list[int], **given) -> None:
+def compile(terminal: Terminal, rows: list[int] | None, **given) -> None:
     """Compiles ahead of time what generate and chat would else compile when they first need it;
     with --streams what batch would.
 
@@ -72,7 +65,10 @@ def compile(terminal: Terminal, rows: list[int], **given) -> None:
     """
     compilation = Compilation(terminal)
     model = load_model(terminal, given, compilation, needs_text=False)
-    artifacts = model.runner.artifacts
+    artifacts, most = model.runner.artifacts, model.runner.state.max_rows
+    rows = rows or [1 << power for power in range(most.bit_length())]
+    if max(rows) > most:
+        raise RequestError(f"a round holds at most {most} rows, found {max(rows)}")
     watch = Stopwatch()
     # What cannot be kept shows at the latest when the first step is saved.
     capacities = []

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import lfm2
-from lfm2.engine import CHUNK, RunSegment
+from lfm2.engine import RunSegment
 from lfm2.errors import LFM2Error
+from scheduler.chunks import chunk_end
 
 BANDWIDTH_BYTES = 256 << 20
 BANDWIDTH_RUNS = 5
@@ -45,20 +46,25 @@ def num_short_prompt(num_prompt: int) -> int:
 def run(model: "lfm2.Model", num_prompt: int, num_decoded: int) -> Run:
     ids = prompt_ids(num_prompt, model.config.vocab_size)
     start = time.perf_counter()
-    feed = model.feed()
-    token = feed_prompt(feed, ids)
+    feed, chunk = model.feed(), model.service.options.chunk
+    token = feed_prompt(feed, ids, chunk)
     prefilled = time.perf_counter()
     for _ in range(num_decoded):
         token = int(feed([token], 1).tokens[0])
     decoded = time.perf_counter()
-    feed_prompt(model.feed(), ids[: num_short_prompt(num_prompt)])
+    feed_prompt(model.feed(), ids[: num_short_prompt(num_prompt)], chunk)
     return Run(prefilled - start, decoded - prefilled, time.perf_counter() - decoded)
 
 
-def feed_prompt(feed: RunSegment, ids: list[int]) -> int:
-    """Runs a prompt as a stream does; returns the likeliest next token."""
-    for start in range(0, len(ids), CHUNK):
-        drawn = feed(ids[start : start + CHUNK], 1)
+def feed_prompt(feed: RunSegment, ids: list[int], chunk: int) -> int:
+    """Runs a prompt as a stream does, in chunks of at most `chunk`; returns the likeliest next
+    token.
+    """
+    start = 0
+    while start < len(ids):
+        end = chunk_end(start, len(ids), chunk, (), ())
+        drawn = feed(ids[start:end], 1)
+        start = end
     return int(drawn.tokens[0])
 
 

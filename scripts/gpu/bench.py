@@ -15,11 +15,12 @@ from lfm2.artifacts import Artifacts
 from lfm2.config import Config
 from lfm2.model import LFM2
 from lfm2.runner import Form, Runner, read
-from lfm2.state import MAX_ROWS, State
+from lfm2.state import State
 from metal_ops.launch import empty
 from metal_ops.memory import Memory
 from metal_ops.route import route
 from metal_ops.rows import Weight, parts
+from scheduler.chunks import chunk_end
 from scheduler.rounds import Round, Segment
 from scripts.gpu.counts import AFTER, NUM_PROMPTS, NUM_ROUNDS, NUM_WARM_UPS, rates
 from scripts.gpu.weights import random_weights
@@ -87,9 +88,9 @@ class Bench:
 
     def prefill(self, num_tokens: int, slot: int = 0) -> tuple[float, Form]:
         """Seconds until the first token of a prompt, and the form of its last chunk."""
-        seconds = 0.0
-        for at in range(0, num_tokens, MAX_ROWS):
-            end = min(at + MAX_ROWS, num_tokens)
+        seconds, end = 0.0, 0
+        while end < num_tokens:
+            at, end = end, chunk_end(end, num_tokens, self.runner.state.max_rows, (), ())
             tokens = tuple(self.token(slot, i) for i in range(at, end))
             segment = Segment(slot, slot * self.context, at, tokens, int(end == num_tokens))
             chunk_s, _, form = self.run([segment])
@@ -97,8 +98,7 @@ class Bench:
         return seconds, form
 
     def prefill_figure(self, num_tokens: int) -> Figure:
-        # All chunks of 512 have one form.
-        self.prefill(min(num_tokens, MAX_ROWS + num_tokens % MAX_ROWS))
+        self.prefill(num_tokens)
         times = []
         for _ in range(NUM_PROMPTS):
             seconds, form = self.prefill(num_tokens)

@@ -13,7 +13,6 @@ import lfm2
 from lfm2.runner import Runner
 from lfm2.sampling import Sampling
 from lfm2.serving import Drawing, DrawingRunner
-from lfm2.state import MAX_ROWS
 from scheduler.events import Finished, Tokens
 from scheduler.loop import Scheduler
 from scheduler.request import Request
@@ -101,7 +100,7 @@ class TimedRunner(DrawingRunner):
 
     def run(self, windows: Sequence[Window]) -> list[Outcome]:
         began = time.perf_counter()
-        if sum(window.num_rows for window in windows) <= MAX_ROWS:
+        if sum(window.num_rows for window in windows) <= self.runner.state.max_rows:
             outcomes = super().run(windows)
         else:
             outcomes = [self._run_in_pieces(window) for window in windows]
@@ -112,15 +111,15 @@ class TimedRunner(DrawingRunner):
         return outcomes
 
     def _run_in_pieces(self, window: Window) -> Outcome:
-        for segment in pieces(window.segment):
+        for segment in pieces(window.segment, self.runner.state.max_rows):
             (outcome,) = super().run([Window(window.stream, segment)])
         return outcome
 
 
-def pieces(segment: Segment) -> Iterator[Segment]:
-    """A segment as several of at most MAX_ROWS rows; only the last one's are drawn."""
-    for first in range(0, len(segment.tokens), MAX_ROWS):
-        tokens = segment.tokens[first : first + MAX_ROWS]
+def pieces(segment: Segment, max_rows: int) -> Iterator[Segment]:
+    """A segment as several of at most `max_rows` rows; only the last one's are drawn."""
+    for first in range(0, len(segment.tokens), max_rows):
+        tokens = segment.tokens[first : first + max_rows]
         is_last = first + len(tokens) == len(segment.tokens)
         num_drawn = segment.num_drawn if is_last else 0
         yield replace(segment, start=segment.start + first, tokens=tokens, num_drawn=num_drawn)
@@ -136,7 +135,9 @@ class Trial:
         self.vocab_size = model.config.vocab_size
         options = model.service.options
         if sharing is not None:
-            options = replace(options, **vars(sharing), max_rows=max(MAX_ROWS, sharing.chunk))
+            options = replace(
+                options, **vars(sharing), max_rows=max(options.max_rows, sharing.chunk)
+            )
         self.scheduler = Scheduler(self.runner, options)
         self.tokens: dict[int, list[float]] = {}
 
