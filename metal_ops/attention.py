@@ -140,6 +140,7 @@ def _constants(
         "KEY_CHUNK": KEY_CHUNK,
         "SPLITS": SPLITS,
         "SCALE": float(scale * log2(e)),
+        "IS_FLOAT": dtype == dtypes.float32,
         "THREADS": THREADS,
         **capacity.constants,
     }
@@ -172,7 +173,7 @@ def _kernel(
 ) -> Kernel:
     """What it computes and moves is reckoned for streams of NOMINAL_KEYS."""
     name = f"{op}_{size}"
-    source = compose(("table", "lanes", "attend", op), op, name, target, **constants)
+    source = compose(("table", "lanes", "places", "attend", op), op, name, target, **constants)
     pools = ("keys", "values")
     num_bytes = sum(
         min(argument.num_bytes, NOMINAL_KEYS * argument.num_bytes // argument.shape[0])

@@ -12,7 +12,6 @@ extern __device__ const Place threadIdx, blockIdx;
 extern "C" {
 __device__ float fmaf(float, float, float);
 __device__ float expf(float);
-__device__ float exp2f(float);
 __device__ float sqrtf(float);
 __device__ float fminf(float, float);
 __device__ float fmaxf(float, float);

@@ -127,7 +127,7 @@ def prompt(target: Target) -> Contract:
         ),
         Control(
             "padding takes the tile's value",
-            "if (queries.positions[p][i] == 0)",
+            "if (queries.positions[p][n] == 0)",
             "if (false)",
             "shapes",
         ),
@@ -146,19 +146,19 @@ def walk_controls() -> tuple[Control, ...]:
         ),
         Control("a row does not see itself", "key <= queries", "key < queries", "shapes"),
         Control(
-            "a row sees the next one", "positions[p][i] ? ", "positions[p][i] + 1 ? ", "shapes"
+            "a row sees the next one", "positions[p][n] ? ", "positions[p][n] + 1 ? ", "shapes"
         ),
         Control(
             "values beyond the last, which are not written",
-            "TILE * k + lane_row(lane) + i, last)",
-            "TILE * k + lane_row(lane) + i, last + 1)",
+            "TILE * (k + h) + lane_row(lane) + i, last)",
+            "TILE * (k + h) + lane_row(lane) + i, last + 1)",
             "shapes",
         ),
-        Control("sums are not rescaled", "[i] *= rescale", "[i] *= 1", "shapes"),
+        Control("sums are not rescaled", "*= rescale[i % PLACE_COLUMNS]", "*= 1", "shapes"),
         Control("splits are folded as they are", "part, fold.part", "part, 1", "shapes"),
         Control("the highest is the last's", "= max(whole, part)", "= part", "shapes"),
         Control(
-            "the scores of half the keys", "i < 3; i++) x = max", "i < 2; i++) x = max", "shapes"
+            "the scores of half the keys", "PLACE_BITS; i++) x = max", "PLACE_BITS - 1; i++) x = max", "shapes"
         ),
     )
 

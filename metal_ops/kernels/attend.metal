@@ -11,12 +11,12 @@
 // width goes through simdgroup matrices. A chunk that a row does not reach changes
 // nothing, but where it is the first of its split: such a split's sums are of no use, and folded with the weight 0.
 //
-// A pair is a column of every simdgroup matrix, so a lane holds numbers of the pairs lane_row and lane_row + 1 only:
-//   scores (key, pair) = keys (key, d) x queries (d, pair)     the lane: key lane_output of a tile of 8
+// A pair is a column of every simdgroup matrix, and places.metal tells which columns a lane has:
+//   scores (key, pair) = keys (key, d) x queries (d, pair)
 //   sums (d, pair)     = values (d, key) x weights (key, pair)
-// The scores of a lane are thus its weights where they stand, and its maximum is that of its sums. Step j multiplies
-// the dimensions c * STEPS + j, c = 0 to 7, and matrix s of the sums has them for its rows: a lane's loads of a key,
-// of a query and of a value are then of consecutive numbers, and none needs to be transposed.
+// The scores of a lane are thus its weights where they stand, and its maximum is that of its sums. Column c of step j
+// multiplies dimension c / 2 * 2 * STEPS + 2 * j + c % 2, and row c of matrix s of the sums is dimension c * STEPS + s: a
+// lane's loads of a key and of a value are then of consecutive numbers, and none needs to be transposed.
 //
 // Scores are not scaled before their highest is taken off; SCALE has log2(e) in it, for exp2. Weights are rounded to T,
 // for the sum of the weights too.
@@ -29,24 +29,19 @@
 #define STEPS (HEAD_DIM / TILE)
 // The score of a key that is not seen: not -inf, which minus itself is NaN.
 #define LOWEST -3.0e38f
-#if STEPS % 4 == 0
-#define WIDE 4
-#else
-#define WIDE 2
-#endif
 
 // Rows of a segment. last: the last position that any of them sees. num_rows is 0 where there is no such tile.
 struct Tile {
   int first_row, num_rows, base, last;
 };
 struct Queries {
-  simdgroup_matrix<T, 8, 8> steps[PAIR_TILES][STEPS];
-  int positions[PAIR_TILES][2];
+  Operand steps[STEPS][PAIR_TILES];
+  int positions[PAIR_TILES][PLACE_COLUMNS];
 };
 // Sums over keys: those of values, not divided yet. total: the lane's part of the weights' sum.
 struct Mixed {
-  Sums sums[PAIR_TILES][STEPS];
-  float highest[PAIR_TILES][2], total[PAIR_TILES][2];
+  Sums sums[STEPS][PAIR_TILES];
+  float highest[PAIR_TILES][PLACE_COLUMNS], total[PAIR_TILES][PLACE_COLUMNS];
 };
 // What two parts are multiplied with when they become one.
 struct Fold {
@@ -77,13 +72,6 @@ inline int pair_row(thread const Tile& tile, int pair) {
 }
 inline bool is_pair(thread const Tile& tile, int pair) { return pair < tile.num_rows * GROUP; }
 
-inline void load_run(thread T (&run)[STEPS], device const T* from) {
-  UNROLL for (int i = 0; i < STEPS; i += WIDE) {
-    const vec<T, WIDE> loaded = *(device const vec<T, WIDE>*)(from + i);
-    UNROLL for (int j = 0; j < WIDE; j++) run[i + j] = loaded[j];
-  }
-}
-
 inline void load_queries(
     thread Queries& queries,
     thread const Tile& tile,
@@ -93,35 +81,43 @@ inline void load_queries(
     uint lane) {
   UNROLL for (int p = 0; p < PAIR_TILES; p++) {
     UNROLL for (int i = 0; i < 2; i++) {
-      const int pair = TILE * p + lane_row(lane) + i, row = pair_row(tile, pair);
+      const int pair = TILE * p + place_column(lane, i), row = pair_row(tile, pair), c = place_row(lane, i);
       const int head = kv_head * GROUP + pair % GROUP;
-      T run[STEPS];
-      load_run(run, q + (row * NUM_HEADS + head) * HEAD_DIM + lane_output(lane) * STEPS);
-      UNROLL for (int j = 0; j < STEPS; j++) queries.steps[p][j].thread_elements()[i] = run[j];
-      queries.positions[p][i] = row_position(table, row);
+      T run[2 * STEPS];
+      load_run(run, q + (row * NUM_HEADS + head) * HEAD_DIM + c / 2 * 2 * STEPS);
+      UNROLL for (int j = 0; j < STEPS; j++) {
+        queries.steps[j][p].thread_elements()[i] = c % 2 ? run[2 * j + 1] : run[2 * j];
+      }
+      queries.positions[p][i % PLACE_COLUMNS] = row_position(table, row);
     }
   }
 }
 
+inline void clear_tiles(thread Sums (&sums)[PAIR_TILES]) {
+  UNROLL for (int p = 0; p < PAIR_TILES; p++) sums[p] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+}
 inline void clear(thread Mixed& mixed) {
+  UNROLL for (int s = 0; s < STEPS; s++) clear_tiles(mixed.sums[s]);
   UNROLL for (int p = 0; p < PAIR_TILES; p++) {
-    UNROLL for (int s = 0; s < STEPS; s++) mixed.sums[p][s] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    UNROLL for (int i = 0; i < 2; i++) {
-      mixed.highest[p][i] = LOWEST;
-      mixed.total[p][i] = 0;
+    UNROLL for (int n = 0; n < PLACE_COLUMNS; n++) {
+      mixed.highest[p][n] = LOWEST;
+      mixed.total[p][n] = 0;
     }
   }
 }
 
 // Of all lanes that hold the same pairs.
 inline float max_of_pair(float x) {
-  UNROLL for (int i = 0; i < 3; i++) x = max(x, simd_shuffle_xor(x, column_bit(i)));
+  UNROLL for (int i = 0; i < PLACE_BITS; i++) x = max(x, simd_shuffle_xor(x, place_bit(i)));
   return x;
 }
 inline float sum_of_pair(float x) {
-  UNROLL for (int i = 0; i < 3; i++) x += simd_shuffle_xor(x, column_bit(i));
+  UNROLL for (int i = 0; i < PLACE_BITS; i++) x += simd_shuffle_xor(x, place_bit(i));
   return x;
 }
+
+// The weight of a score beside the highest, or of what was weighed by another.
+inline float weight_of(float score, float highest) { return fast::exp2((score - highest) * SCALE); }
 
 // Adds a chunk. keys, values: from the stream's first on, of the kv head. Keys past the tile's last read that one,
 // which is written, and weigh nothing. 64 bits, because a pool may hold more than 2^31 numbers.
@@ -134,56 +130,67 @@ inline void mix_chunk(
     int last,
     uint lane) {
   const int first_key = chunk * KEY_CHUNK;
-  Sums scores[PAIR_TILES][KEY_TILES];
+  Sums scores[KEY_TILES][PAIR_TILES];
   UNROLL for (int k = 0; k < KEY_TILES; k++) {
     const int key = min(first_key + TILE * k + lane_output(lane), last);
-    device const T* from = keys + long(key) * (NUM_KV_HEADS * HEAD_DIM) + lane_row(lane) * STEPS;
-    T runs[2][STEPS];
-    UNROLL for (int i = 0; i < 2; i++) load_run(runs[i], from + i * STEPS);
-    UNROLL for (int p = 0; p < PAIR_TILES; p++) scores[p][k] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    UNROLL for (int j = 0; j < STEPS; j++) {
-      simdgroup_matrix<T, 8, 8> step;
-      UNROLL for (int i = 0; i < 2; i++) step.thread_elements()[i] = runs[i][j];
-      UNROLL for (int p = 0; p < PAIR_TILES; p++) {
-        simdgroup_multiply_accumulate(scores[p][k], step, queries.steps[p][j], scores[p][k]);
+    T run[2 * STEPS];
+    load_run(run, keys + long(key) * (NUM_KV_HEADS * HEAD_DIM) + lane_row(lane) * STEPS);
+    clear_tiles(scores[k]);
+    UNROLL for (int j = 0; j < STEPS; j += 2) {
+      Operand steps[2];
+      UNROLL for (int h = 0; h < 2; h++) {
+        UNROLL for (int i = 0; i < 2; i++) steps[h].thread_elements()[i] = run[2 * (j + h) + i];
       }
+      multiply_two(scores[k], steps, queries.steps[j], queries.steps[j + 1]);
     }
   }
 
-  simdgroup_matrix<T, 8, 8> weights[PAIR_TILES][KEY_TILES];
+  Operand weights[KEY_TILES][PAIR_TILES];
   UNROLL for (int p = 0; p < PAIR_TILES; p++) {
-    UNROLL for (int i = 0; i < 2; i++) {
-      float seen[KEY_TILES], highest = mixed.highest[p][i], total = 0;
-      UNROLL for (int k = 0; k < KEY_TILES; k++) {
-        const int key = first_key + TILE * k + lane_output(lane);
-        seen[k] = key <= queries.positions[p][i] ? scores[p][k].thread_elements()[i] : LOWEST;
-        highest = max(highest, seen[k]);
+    float seen[KEY_TILES][2], highest[PLACE_COLUMNS], rescale[PLACE_COLUMNS], total[PLACE_COLUMNS];
+    UNROLL for (int n = 0; n < PLACE_COLUMNS; n++) highest[n] = mixed.highest[p][n];
+    UNROLL for (int k = 0; k < KEY_TILES; k++) {
+      UNROLL for (int i = 0; i < 2; i++) {
+        const int key = first_key + TILE * k + place_row(lane, i), n = i % PLACE_COLUMNS;
+        seen[k][i] = key <= queries.positions[p][n] ? scores[k][p].thread_elements()[i] : LOWEST;
+        highest[n] = max(highest[n], seen[k][i]);
       }
-      highest = max_of_pair(highest);
-      UNROLL for (int k = 0; k < KEY_TILES; k++) {
-        const T weight = T(exp2((seen[k] - highest) * SCALE));
-        weights[p][k].thread_elements()[i] = weight;
-        total += float(weight);
-      }
-      const float rescale = exp2((mixed.highest[p][i] - highest) * SCALE);
-      UNROLL for (int s = 0; s < STEPS; s++) mixed.sums[p][s].thread_elements()[i] *= rescale;
-      mixed.total[p][i] = fma(mixed.total[p][i], rescale, total);
-      mixed.highest[p][i] = highest;
     }
-  }
-
-  UNROLL for (int k = 0; k < KEY_TILES; k++) {
-    T runs[2][STEPS];
-    UNROLL for (int i = 0; i < 2; i++) {
-      const int key = min(first_key + TILE * k + lane_row(lane) + i, last);
-      load_run(runs[i], values + long(key) * (NUM_KV_HEADS * HEAD_DIM) + lane_output(lane) * STEPS);
+    UNROLL for (int n = 0; n < PLACE_COLUMNS; n++) {
+      highest[n] = max_of_pair(highest[n]);
+      rescale[n] = weight_of(mixed.highest[p][n], highest[n]);
+      mixed.highest[p][n] = highest[n];
+      total[n] = 0;
+    }
+    UNROLL for (int k = 0; k < KEY_TILES; k++) {
+      UNROLL for (int i = 0; i < 2; i++) {
+        const T weight = T(weight_of(seen[k][i], highest[i % PLACE_COLUMNS]));
+        weights[k][p].thread_elements()[i] = weight;
+        total[i % PLACE_COLUMNS] += float(weight);
+      }
+    }
+    UNROLL for (int n = 0; n < PLACE_COLUMNS; n++) {
+      mixed.total[p][n] = fma(mixed.total[p][n], rescale[n], total[n]);
     }
     UNROLL for (int s = 0; s < STEPS; s++) {
-      simdgroup_matrix<T, 8, 8> step;
-      UNROLL for (int i = 0; i < 2; i++) step.thread_elements()[i] = runs[i][s];
-      UNROLL for (int p = 0; p < PAIR_TILES; p++) {
-        simdgroup_multiply_accumulate(mixed.sums[p][s], step, weights[p][k], mixed.sums[p][s]);
+      UNROLL for (int i = 0; i < 2; i++) mixed.sums[s][p].thread_elements()[i] *= rescale[i % PLACE_COLUMNS];
+    }
+  }
+
+  UNROLL for (int k = 0; k < KEY_TILES; k += 2) {
+    T runs[2][2][STEPS];
+    UNROLL for (int h = 0; h < 2; h++) {
+      UNROLL for (int i = 0; i < 2; i++) {
+        const int key = min(first_key + TILE * (k + h) + lane_row(lane) + i, last);
+        load_run(runs[h][i], values + long(key) * (NUM_KV_HEADS * HEAD_DIM) + lane_output(lane) * STEPS);
       }
+    }
+    UNROLL for (int s = 0; s < STEPS; s++) {
+      Operand both[2];
+      UNROLL for (int h = 0; h < 2; h++) {
+        UNROLL for (int i = 0; i < 2; i++) both[h].thread_elements()[i] = runs[h][i][s];
+      }
+      multiply_two(mixed.sums[s], both, weights[k], weights[k + 1]);
     }
   }
 }
@@ -202,7 +209,7 @@ inline void mix_split(
     mix_chunk(mixed, queries, keys, values, chunk, last, lane);
   }
   UNROLL for (int p = 0; p < PAIR_TILES; p++) {
-    UNROLL for (int i = 0; i < 2; i++) mixed.total[p][i] = sum_of_pair(mixed.total[p][i]);
+    UNROLL for (int n = 0; n < PLACE_COLUMNS; n++) mixed.total[p][n] = sum_of_pair(mixed.total[p][n]);
   }
 }
 
@@ -210,8 +217,8 @@ inline void mix_split(
 inline Fold fold_of(float whole, float part) {
   Fold fold;
   fold.highest = max(whole, part);
-  fold.whole = exp2((whole - fold.highest) * SCALE);
-  fold.part = exp2((part - fold.highest) * SCALE);
+  fold.whole = weight_of(whole, fold.highest);
+  fold.part = weight_of(part, fold.highest);
   return fold;
 }
 inline float folded(float whole, float part, thread const Fold& fold) {

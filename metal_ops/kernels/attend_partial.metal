@@ -34,19 +34,16 @@
 
   UNROLL for (int p = 0; p < PAIR_TILES; p++) {
     UNROLL for (int i = 0; i < 2; i++) {
-      const int pair = TILE * p + lane_row(lane) + i;
+      const int pair = TILE * p + place_column(lane, i);
       if (!is_pair(tile, pair)) continue;
       const int head = kv_head * GROUP + pair % GROUP;
       const int part = (pair_row(tile, pair) * NUM_HEADS + head) * SPLITS + split;
-      device float* to = mixed + part * HEAD_DIM + lane_output(lane) * STEPS;
-      UNROLL for (int s = 0; s < STEPS; s += WIDE) {
-        vec<float, WIDE> stored;
-        UNROLL for (int j = 0; j < WIDE; j++) stored[j] = sums.sums[p][s + j].thread_elements()[i];
-        *(device vec<float, WIDE>*)(to + s) = stored;
-      }
-      if (lane_output(lane) == 0) {
-        totals[2 * part] = sums.highest[p][i];
-        totals[2 * part + 1] = sums.total[p][i];
+      float run[STEPS];
+      UNROLL for (int s = 0; s < STEPS; s++) run[s] = sums.sums[s][p].thread_elements()[i];
+      store_run(mixed + part * HEAD_DIM + place_row(lane, i) * STEPS, run);
+      if (place_row(lane, i) == 0) {
+        totals[2 * part] = sums.highest[p][i % PLACE_COLUMNS];
+        totals[2 * part + 1] = sums.total[p][i % PLACE_COLUMNS];
       }
     }
   }

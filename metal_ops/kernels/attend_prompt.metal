@@ -31,14 +31,17 @@
   for (int split = 0; split < min(SPLITS, tile.last / KEY_CHUNK + 1); split++) {
     mix_split(split_sums, queries, keys + place, values + place, split, tile.last, lane);
     UNROLL for (int p = 0; p < PAIR_TILES; p++) {
-      UNROLL for (int i = 0; i < 2; i++) {
-        const Fold fold = fold_of(whole.highest[p][i], split_sums.highest[p][i]);
-        whole.highest[p][i] = fold.highest;
-        whole.total[p][i] = folded(whole.total[p][i], split_sums.total[p][i], fold);
-        UNROLL for (int s = 0; s < STEPS; s++) {
-          const float before = whole.sums[p][s].thread_elements()[i];
-          const float part = split_sums.sums[p][s].thread_elements()[i];
-          whole.sums[p][s].thread_elements()[i] = folded(before, part, fold);
+      Fold folds[PLACE_COLUMNS];
+      UNROLL for (int n = 0; n < PLACE_COLUMNS; n++) {
+        folds[n] = fold_of(whole.highest[p][n], split_sums.highest[p][n]);
+        whole.highest[p][n] = folds[n].highest;
+        whole.total[p][n] = folded(whole.total[p][n], split_sums.total[p][n], folds[n]);
+      }
+      UNROLL for (int s = 0; s < STEPS; s++) {
+        UNROLL for (int i = 0; i < 2; i++) {
+          const float before = whole.sums[s][p].thread_elements()[i];
+          const float part = split_sums.sums[s][p].thread_elements()[i];
+          whole.sums[s][p].thread_elements()[i] = folded(before, part, folds[i % PLACE_COLUMNS]);
         }
       }
     }
@@ -46,21 +49,16 @@
 
   UNROLL for (int p = 0; p < PAIR_TILES; p++) {
     UNROLL for (int i = 0; i < 2; i++) {
-      const int pair = TILE * p + lane_row(lane) + i, row = pair_row(tile, pair);
+      const int pair = TILE * p + place_column(lane, i), row = pair_row(tile, pair), n = i % PLACE_COLUMNS;
       if (!is_pair(tile, pair)) continue;
       const int head = kv_head * GROUP + pair % GROUP;
       T run[STEPS];
-      if (queries.positions[p][i] == 0) {
-        load_run(run, values + first_place(table, row, kv_head) + lane_output(lane) * STEPS);
+      if (queries.positions[p][n] == 0) {
+        load_run(run, values + first_place(table, row, kv_head) + place_row(lane, i) * STEPS);
       } else {
-        UNROLL for (int s = 0; s < STEPS; s++) run[s] = T(whole.sums[p][s].thread_elements()[i] / whole.total[p][i]);
+        UNROLL for (int s = 0; s < STEPS; s++) run[s] = T(whole.sums[s][p].thread_elements()[i] / whole.total[p][n]);
       }
-      device T* to = out + (row * NUM_HEADS + head) * HEAD_DIM + lane_output(lane) * STEPS;
-      UNROLL for (int s = 0; s < STEPS; s += WIDE) {
-        vec<T, WIDE> stored;
-        UNROLL for (int j = 0; j < WIDE; j++) stored[j] = run[s + j];
-        *(device vec<T, WIDE>*)(to + s) = stored;
-      }
+      store_run(out + (row * NUM_HEADS + head) * HEAD_DIM + place_row(lane, i) * STEPS, run);
     }
   }
 }

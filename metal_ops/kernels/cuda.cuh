@@ -4,7 +4,7 @@
 // A threadgroup is a block of CUDA's, a SIMD-group a warp. metal_ops/cuda.py puts this text before that of a kernel and
 // rewrites what no macro can. It needs no header of CUDA's: so it compiles in a fraction of their time, and where only
 // the compiler is installed. Ampere or later, which have bfloat and its tensor cores; rounding to nearest everywhere,
-// and no approximate functions but fast::divide.
+// and no approximate functions but those of `fast`.
 #define UNROLL _Pragma("unroll")
 #define INFINITY __int_as_float(0x7f800000)
 #define EVERY_LANE 0xffffffffu
@@ -13,10 +13,15 @@ namespace metal {
 typedef unsigned int uint;
 typedef unsigned short ushort;
 
+// NOTE: by the conversion of two numbers, which is eight times as fast as that of one.
 struct half {
   ushort bits;
   half() = default;
-  __device__ explicit half(float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  __device__ explicit half(float x) {
+    uint both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(0.0f), "f"(x));
+    bits = ushort(both);
+  }
   __device__ explicit operator float() const {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
@@ -27,7 +32,11 @@ struct half {
 struct bfloat {
   ushort bits;
   bfloat() = default;
-  __device__ explicit bfloat(float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  __device__ explicit bfloat(float x) {
+    uint both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(0.0f), "f"(x));
+    bits = ushort(both);
+  }
   __device__ explicit operator float() const { return __int_as_float(int(uint(bits) << 16)); }
 };
 
@@ -84,13 +93,17 @@ __device__ __forceinline__ float min(float a, float b) { return ::fminf(a, b); }
 __device__ __forceinline__ float max(float a, float b) { return ::fmaxf(a, b); }
 __device__ __forceinline__ float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
 __device__ __forceinline__ float exp(float x) { return ::expf(x); }
-__device__ __forceinline__ float exp2(float x) { return ::exp2f(x); }
 __device__ __forceinline__ float sqrt(float x) { return ::sqrtf(x); }
 namespace fast {
 __device__ __forceinline__ float divide(float a, float b) {
   float reciprocal;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(b));
   return a * reciprocal;
+}
+__device__ __forceinline__ float exp2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
 }
 }  // namespace fast
 __device__ __forceinline__ bool isfinite(float x) { return (as_type<uint>(x) & 0x7f800000) != 0x7f800000; }

@@ -6,4 +6,3 @@ typedef simdgroup_matrix<float, 8, 8> Sums;
 inline int lane_output(uint lane) { return int(lane / 4); }
 inline int lane_quarter(uint lane) { return int(lane % 4); }
 inline int lane_row(uint lane) { return 2 * lane_quarter(lane); }
-inline ushort column_bit(int i) { return 4 << i; }
