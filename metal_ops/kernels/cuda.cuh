@@ -13,7 +13,7 @@ namespace metal {
 typedef unsigned int uint;
 typedef unsigned short ushort;
 
-// NOTE: by the conversion of two numbers, which is eight times as fast as that of one.
+// NOTE: rounded by the conversion of two numbers, because that of one is an instruction (F2F) of the slow unit.
 struct half {
   ushort bits;
   half() = default;
