@@ -109,7 +109,7 @@ def prompt(target: Target) -> Contract:
         alone(whole, parts, shifted, Capacity(34, 2, 2), SMALL),
         alone(whole, parts, parts[::-1], Capacity(45, 45, 45), SMALL),
     )
-    walk = "values + place, {}, tile.last, lane);\n    UNROLL for"
+    walk = "values + place, {}, tile, lane);\n    UNROLL for"
     from_last = "min(SPLITS, tile.last / KEY_CHUNK + 1) - 1 - split"
     controls = (
         *walk_controls(),
@@ -143,6 +143,12 @@ def walk_controls() -> tuple[Control, ...]:
             "tile.base = segment.base",
             "tile.base = load_segment(table, 0).base",
             "rows",
+        ),
+        Control(
+            "a row sees all of a chunk that it is in",
+            "KEY_CHUNK <= tile.first + 1",
+            "KEY_CHUNK <= tile.first + 2",
+            "shapes",
         ),
         Control("a row does not see itself", "key <= queries", "key < queries", "shapes"),
         Control(

@@ -30,9 +30,10 @@
 // The score of a key that is not seen: not -inf, which minus itself is NaN.
 #define LOWEST -3.0e38f
 
-// Rows of a segment. last: the last position that any of them sees. num_rows is 0 where there is no such tile.
+// Rows of a segment. first, last: the last positions that the first and the last of them see. num_rows is 0 where there
+// is no such tile.
 struct Tile {
-  int first_row, num_rows, base, last;
+  int first_row, num_rows, base, first, last;
 };
 struct Queries {
   Operand steps[STEPS][PAIR_TILES];
@@ -58,6 +59,7 @@ inline Tile find_tile(device const int* table, int index) {
       tile.first_row = segment.first_row + index * TILE_ROWS;
       tile.num_rows = min(TILE_ROWS, segment.num_rows - index * TILE_ROWS);
       tile.base = segment.base;
+      tile.first = row_position(table, tile.first_row);
       tile.last = row_position(table, tile.first_row + tile.num_rows - 1);
       break;
     }
@@ -116,11 +118,15 @@ inline float sum_of_pair(float x) {
   return x;
 }
 
+inline int key_until(bool sees_all, int key, int last) { return sees_all ? key : min(key, last); }
+
 // The weight of a score beside the highest, or of what was weighed by another.
 inline float weight_of(float score, float highest) { return fast::exp2((score - highest) * SCALE); }
 
-// Adds a chunk. keys, values: from the stream's first on, of the kv head. Keys past the tile's last read that one,
-// which is written, and weigh nothing. 64 bits, because a pool may hold more than 2^31 numbers.
+// Adds a chunk. keys, values: from the stream's first on, of the kv head. Unless all rows see the whole chunk, keys past
+// the tile's last read that one, which is written, and weigh nothing. 64 bits, because a pool may hold more than 2^31
+// numbers.
+template <bool SEES_ALL>
 inline void mix_chunk(
     thread Mixed& mixed,
     thread Queries& queries,
@@ -132,7 +138,7 @@ inline void mix_chunk(
   const int first_key = chunk * KEY_CHUNK;
   Sums scores[KEY_TILES][PAIR_TILES];
   UNROLL for (int k = 0; k < KEY_TILES; k++) {
-    const int key = min(first_key + TILE * k + lane_output(lane), last);
+    const int key = key_until(SEES_ALL, first_key + TILE * k + lane_output(lane), last);
     T run[2 * STEPS];
     load_run(run, keys + long(key) * (NUM_KV_HEADS * HEAD_DIM) + lane_row(lane) * STEPS);
     clear_tiles(scores[k]);
@@ -152,7 +158,7 @@ inline void mix_chunk(
     UNROLL for (int k = 0; k < KEY_TILES; k++) {
       UNROLL for (int i = 0; i < 2; i++) {
         const int key = first_key + TILE * k + place_row(lane, i), n = i % PLACE_COLUMNS;
-        seen[k][i] = key <= queries.positions[p][n] ? scores[k][p].thread_elements()[i] : LOWEST;
+        seen[k][i] = SEES_ALL || key <= queries.positions[p][n] ? scores[k][p].thread_elements()[i] : LOWEST;
         highest[n] = max(highest[n], seen[k][i]);
       }
     }
@@ -181,7 +187,7 @@ inline void mix_chunk(
     T runs[2][2][STEPS];
     UNROLL for (int h = 0; h < 2; h++) {
       UNROLL for (int i = 0; i < 2; i++) {
-        const int key = min(first_key + TILE * (k + h) + lane_row(lane) + i, last);
+        const int key = key_until(SEES_ALL, first_key + TILE * (k + h) + lane_row(lane) + i, last);
         load_run(runs[h][i], values + long(key) * (NUM_KV_HEADS * HEAD_DIM) + lane_output(lane) * STEPS);
       }
     }
@@ -202,11 +208,15 @@ inline void mix_split(
     device const T* keys,
     device const T* values,
     int split,
-    int last,
+    thread const Tile& tile,
     uint lane) {
   clear(mixed);
-  for (int chunk = split; chunk <= last / KEY_CHUNK; chunk += SPLITS) {
-    mix_chunk(mixed, queries, keys, values, chunk, last, lane);
+  int chunk = split;
+  for (; (chunk + 1) * KEY_CHUNK <= tile.first + 1; chunk += SPLITS) {
+    mix_chunk<true>(mixed, queries, keys, values, chunk, tile.last, lane);
+  }
+  for (; chunk <= tile.last / KEY_CHUNK; chunk += SPLITS) {
+    mix_chunk<false>(mixed, queries, keys, values, chunk, tile.last, lane);
   }
   UNROLL for (int p = 0; p < PAIR_TILES; p++) {
     UNROLL for (int n = 0; n < PLACE_COLUMNS; n++) mixed.total[p][n] = sum_of_pair(mixed.total[p][n]);
