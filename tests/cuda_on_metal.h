@@ -1,5 +1,5 @@
-// What cuda.cuh has and Metal's library lacks, on the emulated Metal and as PTX defines it, so that the texts for NVIDIA
-// GPUs run there. test_cuda_on_metal.py puts it before a kernel's text.
+// What cuda.cuh has and Metal's library lacks, on the emulated Metal and as PTX defines it, so that the texts for
+// NVIDIA GPUs run there. test_cuda_on_metal.py puts it before a kernel's text.
 namespace metal {
 MSL_INLINE uint this_lane() { return emu_lane(); }
 
@@ -31,8 +31,9 @@ MSL_LIBRARY bool hold_lanes(int number, MSL_SITE) {
   return true;
 }
 
-// 8 x 16 times 16 x 8. A lane brings two words of each: of row, or column, lane / 4, the elements 2 * (lane % 4) and the
-// next of K, then those 8 further. It gets row lane / 4, columns 2 * (lane % 4) and the next. The product is made once.
+// 8 x 16 times 16 x 8. A lane brings two words of each: of row, or column, lane / 4 the elements 2 * (lane % 4) and the
+// next of K, then those 8 further. It gets row lane / 4, columns 2 * (lane % 4) and the next. Made once, by the first
+// lane that goes on.
 template <class T>
 MSL_LIBRARY float2 msl_product(const uint (&given)[4], const char* file, int line, int column) {
   emu_exchange* exchange = msl_all_lanes("multiply_by_16", given, sizeof given, file, line, column);
