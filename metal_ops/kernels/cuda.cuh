@@ -213,9 +213,8 @@ __device__ __forceinline__ void simdgroup_multiply_accumulate(
   }
 }
 
-// What tile.cuh and lanes.cuh use besides, which Metal's library lacks: tests/cuda_on_metal.h has all of it, and the
-// products above, for the emulated Metal.
-
+// What tile.cuh uses besides, which Metal's library lacks. All of it, and multiply_by_16, tests/cuda_on_metal.h has for
+// the emulated Metal.
 __device__ __forceinline__ uint this_lane() { return threadIdx.x % 32; }
 
 // Bit by bit what TABLE has at the number that the bits of a, b and c are: in one instruction.

@@ -80,7 +80,7 @@ template <typename V>
 inline V value_in(const uint* words, int i, V) { return as_type<V>(ushort(words[i / 2] >> (i % 2 * 16))); }
 inline S value_of(const Four& four, int i) { return value_in(four.words, i, S()); }
 #endif
-// Of the lanes of one SIMD-group, of up to 15.
+// A barrier of the lanes of one SIMD-group, of up to 15.
 inline bool hold_loads(int simdgroup) { return hold_lanes(simdgroup + 1); }
 #else
 inline uint load_word(const uint* from) { return *from; }
@@ -188,6 +188,7 @@ inline void add_rows(thread float2& total, thread RowsBlock& block, thread const
 }
 #endif
 
+// copy_ahead and end_copies are cuda.cuh's.
 #if IS_STAGED
 inline void wait_for_copies() { wait_for_groups_but<STAGES - 2 - LEAD>(); }
 #endif
