@@ -225,4 +225,83 @@ __device__ __forceinline__ void simdgroup_multiply_accumulate(
     }
   }
 }
+
+// What tile.cuh uses besides, which Metal's library lacks. All of it, and multiply_by_16, tests/cuda_on_metal.h has for
+// the emulated Metal.
+__device__ __forceinline__ uint this_lane() { return threadIdx.x % 32; }
+
+// Bit by bit what TABLE has at the number that the bits of a, b and c are: in one instruction.
+template <int TABLE>
+__device__ __forceinline__ uint looked_up(uint a, uint b, uint c) {
+  uint result;
+  asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(result) : "r"(a), "r"(b), "r"(c), "n"(TABLE));
+  return result;
+}
+// Of the 8 bytes of a, then b, lowest first, those whose numbers are the digits, lowest first.
+__device__ __forceinline__ uint chosen_bytes(uint a, uint b, uint digits) { return ::__byte_perm(a, b, digits); }
+
+// Loads that stay before the next barrier or hold_lanes. The compiler moves those that it knows only to read to where
+// their values are used. load_with_next: memory is asked for the 256 bytes around.
+#define LOADS(name, hint) \
+  __device__ __forceinline__ uint4 name(const uint4* from) { \
+    uint4 words; \
+    asm volatile("ld.global" hint ".v4.u32 {%0, %1, %2, %3}, [%4];" \
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) \
+                 : "l"(from) \
+                 : "memory"); \
+    return words; \
+  } \
+  __device__ __forceinline__ uint2 name(const uint2* from) { \
+    uint2 words; \
+    asm volatile("ld.global" hint ".v2.u32 {%0, %1}, [%2];" \
+                 : "=r"(words.x), "=r"(words.y) \
+                 : "l"(from) \
+                 : "memory"); \
+    return words; \
+  }
+LOADS(load_in_place, "")
+LOADS(load_with_next, ".L2::256B")
+#undef LOADS
+__device__ __forceinline__ uint load_in_place(const uint* from) {
+  uint word;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
+}
+__device__ __forceinline__ float load_in_place(const float* from) {
+  float value;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+  return value;
+}
+template <typename T>
+__device__ __forceinline__ T load_in_place(const T* from) {
+  ushort bits;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(bits) : "l"(from) : "memory");
+  return as_type<T>(bits);
+}
+// A barrier of the 32 lanes, by a number from 1 to 15 that no other SIMD-group has. It says true, which the compiler
+// does not know: else it would have products pass the barrier in place of the loads.
+__device__ __forceinline__ bool hold_lanes(int number) {
+  int is_here;
+  asm volatile("{ .reg .pred is; setp.eq.u32 is, 0, 0; bar.red.and.pred is, %1, 32, is; selp.s32 %0, 1, 0, is; }"
+               : "=r"(is_here)
+               : "r"(number)
+               : "memory");
+  return is_here;
+}
+
+// Copies 16 bytes of device memory to threadgroup memory, where they are when the thread has waited for their group.
+template <typename T>
+__device__ __forceinline__ void copy_ahead(T* to, const T* from) {
+  asm volatile("{ .reg .u64 at; cvta.to.shared.u64 at, %0; cp.async.cg.shared.global [at], [%1], 16; }"
+               :
+               : "l"(to), "l"(from)
+               : "memory");
+}
+// A group: what the thread has started since the last one's end.
+__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// For all groups but the last NUM_LEFT.
+template <int NUM_LEFT>
+__device__ __forceinline__ void wait_for_groups_but() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(NUM_LEFT) : "memory");
+}
 }  // namespace metal

@@ -32,53 +32,36 @@ inline int loaded_row(uint lane) { return lane_output(lane); }
 
 // The lower or the upper values of two steps.
 #if IS_HALF || IS_BFLOAT
-inline uint lower(uint a, uint b) { return ::__byte_perm(a, b, 0x5410); }
-inline uint upper(uint a, uint b) { return ::__byte_perm(a, b, 0x7632); }
+inline uint lower(uint a, uint b) { return chosen_bytes(a, b, 0x5410); }
+inline uint upper(uint a, uint b) { return chosen_bytes(a, b, 0x7632); }
 #else
-inline Step lower(Step a, Step b) { return Step(a.x, b.x); }
-inline Step upper(Step a, Step b) { return Step(a.y, b.y); }
+inline Step joined(T a, T b) {
+  Step step;
+  step[0] = a;
+  step[1] = b;
+  return step;
+}
+inline Step lower(Step a, Step b) { return joined(a[0], b[0]); }
+inline Step upper(Step a, Step b) { return joined(a[1], b[1]); }
 #endif
 
-// Loads that stay before the next barrier, of all threads or that of hold_loads. The compiler moves those that it knows
-// only to read to where their values are used, and every use then waits for memory. Several tiles of few rows have no
-// registers for that.
-// Memory is asked for 256 bytes: of many rows a lane's next units lie in them, and then come from the second cache.
+// Loads that stay before the next barrier, of all threads or that of hold_loads: else every use waits for memory.
+// Several tiles of few rows have no registers for that. Of many rows a lane's next units lie in the 256 bytes that
+// memory is asked for, and then come from the second cache.
 #if IS_STAGED
-#define AHEAD_HINT ".L2::256B"
+template <typename V>
+inline V load_words(const V* from) { return load_with_next(from); }
+#elif ROW_TILES == 1
+template <typename V>
+inline V load_words(const V* from) { return load_in_place(from); }
 #else
-#define AHEAD_HINT ""
+template <typename V>
+inline V load_words(const V* from) { return *from; }
 #endif
 #if IS_STAGED || ROW_TILES == 1
-inline uint4 load_words(const uint4* from) {
-  uint4 words;
-  asm volatile("ld.global" AHEAD_HINT ".v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "l"(from)
-               : "memory");
-  return words;
-}
-inline uint2 load_words(const uint2* from) {
-  uint2 words;
-  asm volatile("ld.global" AHEAD_HINT ".v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "l"(from) : "memory");
-  return words;
-}
-inline uint load_word(const uint* from) {
-  uint word;
-  asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-  return word;
-}
+inline uint load_word(const uint* from) { return load_in_place(from); }
 #if BITS
-inline float load_value(const float* from) {
-  float value;
-  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
-  return value;
-}
-template <typename V>
-inline V load_value(const V* from) {
-  ushort bits;
-  asm volatile("ld.global.u16 %0, [%1];" : "=h"(bits) : "l"(from) : "memory");
-  return as_type<V>(bits);
-}
+inline S load_value(const S* from) { return load_in_place(from); }
 // In words, as steps are.
 struct Four {
   uint words[sizeof(S)];
@@ -97,19 +80,9 @@ template <typename V>
 inline V value_in(const uint* words, int i, V) { return as_type<V>(ushort(words[i / 2] >> (i % 2 * 16))); }
 inline S value_of(const Four& four, int i) { return value_in(four.words, i, S()); }
 #endif
-// A barrier of the lanes of one SIMD-group, of up to 15. It says true, which the compiler does not know: else it would
-// have products pass the barrier in place of the loads.
-inline bool hold_loads(int simdgroup) {
-  int is_here;
-  asm volatile("{ .reg .pred is; setp.eq.u32 is, 0, 0; bar.red.and.pred is, %1, 32, is; selp.s32 %0, 1, 0, is; }"
-               : "=r"(is_here)
-               : "r"(simdgroup + 1)
-               : "memory");
-  return is_here;
-}
+// A barrier of the lanes of one SIMD-group, of up to 15.
+inline bool hold_loads(int simdgroup) { return hold_lanes(simdgroup + 1); }
 #else
-template <typename V>
-inline V load_words(const V* from) { return *from; }
 inline uint load_word(const uint* from) { return *from; }
 #if BITS
 inline S load_value(const S* from) { return *from; }
@@ -152,12 +125,8 @@ inline void store_dealt(thread const RowsBlock& block, thread LaneRows& x, int k
 #endif
 }
 
-// In one instruction, which the compiler does not find.
-inline uint masked_or(uint word, uint mask, uint others) {
-  uint result;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(others));
-  return result;
-}
+// The bits of a word that are in the mask, and others. The compiler does not find the one instruction.
+inline uint masked_or(uint word, uint mask, uint others) { return looked_up<0xea>(word, mask, others); }
 
 inline void set_apart(thread WeightsBlock& block, thread const vec<T, 2> (&pairs)[4]) {
   for (int j = 0; j < 4; j++) block.steps[j] = as_type<Step>(pairs[j]);
@@ -175,7 +144,7 @@ inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread Row
 }
 #else
 inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread RowsBlock& rows) {
-  const uint lane = threadIdx.x % 32;
+  const uint lane = this_lane();
   for (int j = 0; j < 4; j++) {
     // Not unrolled: else the compiler takes many seconds a kernel.
     _Pragma("unroll 1") for (int quarter = 0; quarter < 4; quarter++) {
@@ -210,7 +179,7 @@ inline void add_rows(thread float2& total, thread RowsBlock& block, thread const
 struct Ones {};
 inline Ones make_ones() { return Ones{}; }
 inline void add_rows(thread float2& total, thread RowsBlock& block, thread const Ones& ones) {
-  const uint lane = threadIdx.x % 32;
+  const uint lane = this_lane();
   float sum = 0;
   for (int j = 0; j < 4; j++) sum += block.steps[j][0];
   for (int j = 0; j < 4; j++) sum += block.steps[j][1];
@@ -219,13 +188,7 @@ inline void add_rows(thread float2& total, thread RowsBlock& block, thread const
 }
 #endif
 
+// copy_ahead and end_copies are cuda.cuh's.
 #if IS_STAGED
-inline void copy_ahead(T* to, const T* from) {
-  asm volatile("{ .reg .u64 at; cvta.to.shared.u64 at, %0; cp.async.cg.shared.global [at], [%1], 16; }"
-               :
-               : "l"(to), "l"(from)
-               : "memory");
-}
-inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-inline void wait_for_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(STAGES - 2 - LEAD) : "memory"); }
+inline void wait_for_copies() { wait_for_groups_but<STAGES - 2 - LEAD>(); }
 #endif

@@ -140,6 +140,7 @@ extern "C" void emu_simdgroup_barrier(int flags, const char* file, int line, int
 }
 
 extern "C" unsigned emu_lane(void) { return machine.current->ids.lane; }
+extern "C" unsigned emu_thread(void) { return machine.current->ids.thread_index; }
 
 // ---------------------------------------------------------------- threadgroup barriers
 static void release_barrier(Thread* running) {

@@ -31,5 +31,6 @@ void* emu_threadgroup_variable(int id, unsigned long size, const char* name);
 // Checks an access that library code makes for the kernel; does nothing in an unchecked launch.
 void emu_touch(const void* address, unsigned size, emu_access_kind kind, const char* file, int line);
 unsigned emu_lane(void);
+unsigned emu_thread(void);  // in its threadgroup
 void emu_fail(const char* message, const char* file, int line);
 }

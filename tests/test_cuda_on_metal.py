@@ -1,0 +1,120 @@
+"""The kernels' texts for NVIDIA GPUs on emulated Metal: what they sum up is the contract's.
+
+cuda_on_metal.h stands in for what cuda.cuh does in PTX, which itself runs on a GPU only.
+"""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from metal_ops.contract import gates
+from metal_ops.contract.case import Buffers, Case, Contract, Control
+from metal_ops.contract.report import contracts, seen
+from metal_ops.emulated_metal import compile, run
+from metal_ops.kernel import HEAD, Target
+from metal_ops.product_tile import AT_ONCE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator runs on Linux only")
+
+HEADER = (Path(__file__).parent / "cuda_on_metal.h").read_text()
+STEMS = ("matmul", "gate_up", "project", "expert_gate_up", "expert_down")
+CONTRACTS = {
+    contract.name: contract
+    for contract in contracts(Target.CUDA)
+    if contract.name.split()[0] in STEMS
+}
+# How a text makes its sums, and what of that only some are looked at in: the others add nothing.
+DETAILED = ("matmul", "matmul 4-bit")
+FORM = re.compile(r"#define (?:ROW_TILES 1|IS_STAGED 1|TURNS 1)$", re.MULTILINE)
+DETAILS = re.compile(r"#define (?:T|ROW_TILES|IS_WHOLE) .*")
+FEW, MANY = "#define ROW_TILES 1\n", "#define IS_STAGED 1\n"
+FLOAT, BFLOAT = "#define T float\n", "#define T bfloat\n"
+WIDE = "#define OUTPUT_TILES 4\n"
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    """Gates run the texts for CUDA as Metal."""
+    monkeypatch.setattr(gates, "run", run_on_metal)
+
+
+def run_on_metal(case: Case, device: str) -> tuple[Buffers, list[str]]:
+    """As gates.run does; an access beyond a buffer is an error of the launch."""
+    arguments = {a.name: a for kernel in case.kernels for a in (*kernel.writes, *kernel.reads)}
+    buffers = {name: gates.before(case, argument) for name, argument in arguments.items()}
+    for kernel in case.kernels:
+        text = HEAD + HEADER + kernel.source.removeprefix(HEAD)
+        function = compile(text, gates.FILE, strict=False)[kernel.name]
+        given = [buffers[argument.name] for argument in (*kernel.writes, *kernel.reads)]
+        run(function, kernel.grid, kernel.threads, *given, order="random", seed=3)
+    return buffers, []
+
+
+def has(case: Case, *texts: str) -> bool:
+    return all(text in case.kernels[0].source for text in texts)
+
+
+def one_of_each_form(contract: Contract) -> Contract:
+    found: dict[tuple[str, ...], Case] = {}
+    for case in contract.cases:
+        source = case.kernels[0].source
+        details = DETAILS.findall(source) if contract.name in DETAILED else []
+        found.setdefault((*FORM.findall(source), *details), case)
+    return replace(contract, cases=tuple(found.values()))
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_sums_of_every_form(name):
+    contract = one_of_each_form(CONTRACTS[name])
+    assert all(any(has(case, form) for case in contract.cases) for form in (FEW, MANY))
+    assert [*gates.shapes(contract, "CUDA"), *gates.reference(contract, "CUDA")] == []
+
+
+def test_sums_of_wide_tiles(monkeypatch):
+    """Those of launches that fill a GPU, in small ones."""
+    monkeypatch.setitem(AT_ONCE, Target.CUDA, 1)
+    wide = {contract.name: contract for contract in contracts(Target.CUDA)}
+    for name in ("matmul", "matmul 4-bit", "matmul 8-bit", "expert_gate_up 4-bit"):
+        cases = tuple(case for case in wide[name].cases if has(case, MANY, BFLOAT, WIDE))
+        assert cases
+        assert list(gates.shapes(replace(wide[name], cases=cases), "CUDA")) == []
+
+
+@pytest.mark.parametrize("name", (*DETAILED, "expert_down 4-bit"))
+def test_a_rows_bits_are_its_own(name):
+    assert list(gates.rows(CONTRACTS[name], "CUDA")) == []
+
+
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+FAULTS = [
+    ("matmul", MANY, BFLOAT, "<STAGES - 2 - LEAD>()", "<STAGES - 1 - LEAD>()"),
+    ("matmul 4-bit", MANY, BFLOAT, "<STAGES - 2 - LEAD>()", "<STAGES - 2>()"),
+    ("matmul", MANY, BFLOAT, "wait_for_groups_but<STAGES - 2 - LEAD>();", ""),
+    ("matmul", MANY, BFLOAT, "  end_copies();\n", ""),
+    ("matmul", MANY, BFLOAT, f"        {BARRIER}", ""),
+    ("matmul 8-bit", MANY, BFLOAT, f"wait_for_copies();\n  {BARRIER}", "wait_for_copies();\n"),
+    ("matmul 4-bit", MANY, BFLOAT, "*(uint4*)to = words;", ""),
+    ("matmul 4-bit", FEW, BFLOAT, "0x5410", "0x7632"),
+    ("matmul 4-bit", FEW, BFLOAT, "looked_up<0xea>", "looked_up<0xf8>"),
+    ("matmul 8-bit", FEW, BFLOAT, "ones.lower, block.steps + j", "ones.lower, block.steps"),
+    ("matmul", FEW, BFLOAT, "weights[1].steps + j", "weights[0].steps + j"),
+    ("matmul", FEW, BFLOAT, "steps + j, rows.steps + j", "steps + j, rows.steps + 2 - j"),
+    ("matmul", FEW, BFLOAT, "return lane_output(lane); }", "return lane_output(lane) ^ 1; }"),
+    ("matmul", FEW, BFLOAT, "return int(lane / 4); }", "return int(lane % 8); }"),
+    ("matmul", FEW, BFLOAT, "return int(lane % 4); }", "return int(lane / 8); }"),
+    ("matmul", FEW, FLOAT, "4 * lane_output(lane) + quarter", "4 * quarter"),
+    ("matmul 8-bit", FEW, FLOAT, "4 * lane_row(lane) + 4)", "4 * lane_row(lane))"),
+]
+
+
+@pytest.mark.parametrize("name, form, dtype, old, new", FAULTS)
+def test_a_planted_fault_is_seen(name, form, dtype, old, new):
+    """In a case of the form and type."""
+    contract = CONTRACTS[name]
+    case = next(case for case in contract.cases if has(case, form, dtype))
+    control = Control(old, old, new, case.is_checked_by)
+    is_seen, found = seen(replace(contract, cases=(case,), rows=()), control, "CUDA")
+    assert is_seen, found
