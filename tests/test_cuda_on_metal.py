@@ -20,18 +20,20 @@ from metal_ops.product_tile import AT_ONCE
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator runs on Linux only")
 
 HEADER = (Path(__file__).parent / "cuda_on_metal.h").read_text()
-STEMS = ("matmul", "gate_up", "project", "expert_gate_up", "expert_down")
+PRODUCTS = ("matmul", "gate_up", "project", "expert_gate_up", "expert_down")
+ATTENTION = ("attend", "attend_prompt")
 CONTRACTS = {
     contract.name: contract
     for contract in contracts(Target.CUDA)
-    if contract.name.split()[0] in STEMS
+    if contract.name.split()[0] in (*PRODUCTS, *ATTENTION)
 }
 # How a text makes its sums, and what of that only some are looked at in: the others add nothing.
 DETAILED = ("matmul", "matmul 4-bit")
 FORM = re.compile(r"#define (?:ROW_TILES 1|IS_STAGED 1|TURNS 1)$", re.MULTILINE)
 DETAILS = re.compile(r"#define (?:T|ROW_TILES|IS_WHOLE) .*")
 FEW, MANY = "#define ROW_TILES 1\n", "#define IS_STAGED 1\n"
-FLOAT, BFLOAT = "#define T float\n", "#define T bfloat\n"
+SPLIT, WHOLE = "void attend_partial(", "void attend_prompt("
+FLOAT, HALF, BFLOAT = "#define T float\n", "#define T half\n", "#define T bfloat\n"
 WIDE = "#define OUTPUT_TILES 4\n"
 
 
@@ -58,6 +60,9 @@ def has(case: Case, *texts: str) -> bool:
 
 
 def one_of_each_form(contract: Contract) -> Contract:
+    """Of products; attention has a form for each of its few cases."""
+    if contract.name in ATTENTION:
+        return contract
     found: dict[tuple[str, ...], Case] = {}
     for case in contract.cases:
         source = case.kernels[0].source
@@ -69,7 +74,8 @@ def one_of_each_form(contract: Contract) -> Contract:
 @pytest.mark.parametrize("name", CONTRACTS)
 def test_sums_of_every_form(name):
     contract = one_of_each_form(CONTRACTS[name])
-    assert all(any(has(case, form) for case in contract.cases) for form in (FEW, MANY))
+    if name not in ATTENTION:
+        assert all(any(has(case, form) for case in contract.cases) for form in (FEW, MANY))
     assert [*gates.shapes(contract, "CUDA"), *gates.reference(contract, "CUDA")] == []
 
 
@@ -83,7 +89,7 @@ def test_sums_of_wide_tiles(monkeypatch):
         assert list(gates.shapes(replace(wide[name], cases=cases), "CUDA")) == []
 
 
-@pytest.mark.parametrize("name", (*DETAILED, "expert_down 4-bit"))
+@pytest.mark.parametrize("name", (*DETAILED, "expert_down 4-bit", *ATTENTION))
 def test_a_rows_bits_are_its_own(name):
     assert list(gates.rows(CONTRACTS[name], "CUDA")) == []
 
@@ -107,6 +113,12 @@ FAULTS = [
     ("matmul", FEW, BFLOAT, "return int(lane % 4); }", "return int(lane / 8); }"),
     ("matmul", FEW, FLOAT, "4 * lane_output(lane) + quarter", "4 * quarter"),
     ("matmul 8-bit", FEW, FLOAT, "4 * lane_row(lane) + 4)", "4 * lane_row(lane))"),
+    ("attend", SPLIT, BFLOAT, "upper[2] = {word_of(right[0])", "upper[2] = {word_of(second_right[0])"),
+    ("attend", SPLIT, HALF, "lower[2] = {word_of(right[1])", "lower[2] = {word_of(right[0])"),
+    ("attend", SPLIT, FLOAT, "lane / 4 * 4 + k / 2", "lane / 4 * 4"),
+    ("attend", SPLIT, FLOAT, "{ return 1 << i; }", "{ return 2 << i; }"),
+    ("attend_prompt", WHOLE, FLOAT, "{ return lane_row(lane) + i; }", "{ return lane_row(lane); }"),
+    ("attend_prompt", WHOLE, BFLOAT, "run[i + j] = part.values[j]", "run[i + j] = part.values[0]"),
 ]
 
 

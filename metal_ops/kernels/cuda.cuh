@@ -1,5 +1,5 @@
-// What the kernels use of Metal's library, for NVIDIA GPUs: types, vectors, functions of a SIMD-group, simdgroup
-// matrices on tensor cores.
+// What the kernels use of Metal's library, for NVIDIA GPUs: types, vectors, functions of a SIMD-group, the elements of
+// simdgroup matrices; and what their forms for these GPUs use, products on tensor cores among it.
 //
 // A threadgroup is a block of CUDA's, a SIMD-group a warp. metal_ops/cuda.py puts this text before that of a kernel and
 // rewrites what no macro can. It needs no header of CUDA's: so it compiles in a fraction of their time, and where only
@@ -169,17 +169,12 @@ __device__ __forceinline__ simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgr
   return filled;
 }
 
-// upper, lower (8 x 8 each) += 16 x K times K x 8. a: rows lane / 4 of the upper and of the lower half, b: column
-// lane / 4; of both the elements 2 * (lane % 4) and the next of K. By 16, two elements a word, of the type named first.
+// What tile.cuh and places.cuh use, and Metal's library lacks. All of it tests/cuda_on_metal.h has for the emulated Metal.
+
+// upper, lower (8 x 8 each) += 16 x 16 times 16 x 8. a: rows lane / 4 of the upper and of the lower half, b: column
+// lane / 4; of both the elements 2 * (lane % 4) and the next of K, in a word, and those 8 further. Of the type named
+// first.
 #define MULTIPLY(type, spelled) \
-  __device__ __forceinline__ void multiply_by_8( \
-      float2& upper, float2& lower, vec<type, 2> a_upper, vec<type, 2> a_lower, vec<type, 2> b) { \
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." spelled "." spelled ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, " \
-                 "{%7, %8, %9, %10};" \
-                 : "=f"(upper.x), "=f"(upper.y), "=f"(lower.x), "=f"(lower.y) \
-                 : "r"(as_type<uint>(a_upper)), "r"(as_type<uint>(a_lower)), "r"(as_type<uint>(b)), "f"(upper.x), \
-                   "f"(upper.y), "f"(lower.x), "f"(lower.y)); \
-  } \
   __device__ __forceinline__ void multiply_by_16( \
       type, float2& upper, float2& lower, const uint* a_upper, const uint* a_lower, const uint* b) { \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." spelled "." spelled ".f32 {%0, %1, %2, %3}, " \
@@ -192,42 +187,6 @@ MULTIPLY(half, "f16")
 MULTIPLY(bfloat, "bf16")
 #undef MULTIPLY
 
-template <typename T>
-__device__ __forceinline__ vec<T, 2> transposed(vec<T, 2> elements) {
-  uint bits;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(bits) : "r"(as_type<uint>(elements)));
-  return as_type<vec<T, 2>>(bits);
-}
-
-template <typename T>
-__device__ __forceinline__ void simdgroup_multiply_accumulate(
-    simdgroup_matrix<float, 8, 8>& d,
-    simdgroup_matrix<T, 8, 8> a,
-    simdgroup_matrix<T, 8, 8> b,
-    simdgroup_matrix<float, 8, 8> c) {
-  float2 unused(0.0f, 0.0f);
-  const vec<T, 2> none = as_type<vec<T, 2>>(0u);
-  d = c;
-  multiply_by_8(d.elements, unused, a.elements, none, transposed(b.elements));
-}
-// In fp32 by hand: tensor cores would round the operands.
-__device__ __forceinline__ void simdgroup_multiply_accumulate(
-    simdgroup_matrix<float, 8, 8>& d,
-    simdgroup_matrix<float, 8, 8> a,
-    simdgroup_matrix<float, 8, 8> b,
-    simdgroup_matrix<float, 8, 8> c) {
-  const uint lane = threadIdx.x % 32;
-  d = c;
-  for (int k = 0; k < 8; k++) {
-    const float left = simd_shuffle(a.elements[k % 2], lane / 4 * 4 + k / 2);
-    for (int i = 0; i < 2; i++) {
-      d.elements[i] = fma(left, simd_shuffle(b.elements[i], 4 * k + lane % 4), d.elements[i]);
-    }
-  }
-}
-
-// What tile.cuh uses besides, which Metal's library lacks. All of it, and multiply_by_16, tests/cuda_on_metal.h has for
-// the emulated Metal.
 __device__ __forceinline__ uint this_lane() { return threadIdx.x % 32; }
 
 // Bit by bit what TABLE has at the number that the bits of a, b and c are: in one instruction.

@@ -36,7 +36,7 @@ inline void store_run(V* to, const V (&run)[N]) {
 
 #if IS_FLOAT
 inline void multiply_one(Sums& sums, const Operand& left, const Operand& right) {
-  const uint lane = threadIdx.x % 32;
+  const uint lane = this_lane();
   for (int k = 0; k < 8; k++) {
     const float held = simd_shuffle(right.elements[k % 2], lane / 4 * 4 + k / 2);
     for (int i = 0; i < 2; i++) {
@@ -46,7 +46,8 @@ inline void multiply_one(Sums& sums, const Operand& left, const Operand& right) 
   }
 }
 #else
-inline uint word_of(const Operand& operand) { return as_type<uint>(operand.elements); }
+typedef vec<T, 2> Pair;
+inline uint word_of(const Operand& operand) { return as_type<uint>(Pair{operand.elements[0], operand.elements[1]}); }
 #endif
 
 inline void multiply_two(
