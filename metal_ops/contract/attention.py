@@ -164,7 +164,10 @@ def walk_controls() -> tuple[Control, ...]:
         Control("splits are folded as they are", "part, fold.part", "part, 1", "shapes"),
         Control("the highest is the last's", "= max(whole, part)", "= part", "shapes"),
         Control(
-            "the scores of half the keys", "PLACE_BITS; i++) x = max", "PLACE_BITS - 1; i++) x = max", "shapes"
+            "the scores of half the keys",
+            "PLACE_BITS; i++) x = max",
+            "PLACE_BITS - 1; i++) x = max",
+            "shapes",
         ),
     )
 

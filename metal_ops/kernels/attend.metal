@@ -15,8 +15,8 @@
 //   scores (key, pair) = keys (key, d) x queries (d, pair)
 //   sums (d, pair)     = values (d, key) x weights (key, pair)
 // The scores of a lane are thus its weights where they stand, and its maximum is that of its sums. Column c of step j
-// multiplies dimension c / 2 * 2 * STEPS + 2 * j + c % 2, and row c of matrix s of the sums is dimension c * STEPS + s: a
-// lane's loads of a key and of a value are then of consecutive numbers, and none needs to be transposed.
+// multiplies dimension c / 2 * 2 * STEPS + 2 * j + c % 2, and row c of matrix s of the sums is dimension
+// c * STEPS + s: a lane's loads of a key and of a value are then of consecutive numbers, and none is to be transposed.
 //
 // Scores are not scaled before their highest is taken off; SCALE has log2(e) in it, for exp2. Weights are rounded to T,
 // for the sum of the weights too.
@@ -123,9 +123,9 @@ inline int key_until(bool sees_all, int key, int last) { return sees_all ? key :
 // The weight of a score beside the highest, or of what was weighed by another.
 inline float weight_of(float score, float highest) { return fast::exp2((score - highest) * SCALE); }
 
-// Adds a chunk. keys, values: from the stream's first on, of the kv head. Unless all rows see the whole chunk, keys past
-// the tile's last read that one, which is written, and weigh nothing. 64 bits, because a pool may hold more than 2^31
-// numbers.
+// Adds a chunk. keys, values: from the stream's first on, of the kv head. Unless all rows see the whole chunk, keys
+// past the tile's last read that one, which is written, and weigh nothing. 64 bits, because a pool may hold more than
+// 2^31 numbers.
 template <bool SEES_ALL>
 inline void mix_chunk(
     thread Mixed& mixed,

@@ -169,7 +169,7 @@ __device__ __forceinline__ simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgr
   return filled;
 }
 
-// What tile.cuh and places.cuh use, and Metal's library lacks. All of it tests/cuda_on_metal.h has for the emulated Metal.
+// What tile.cuh and places.cuh use, and Metal's library lacks. tests/cuda_on_metal.h has it for the emulated Metal.
 
 // upper, lower (8 x 8 each) += 16 x 16 times 16 x 8. a: rows lane / 4 of the upper and of the lower half, b: column
 // lane / 4; of both the elements 2 * (lane % 4) and the next of K, in a word, and those 8 further. Of the type named
