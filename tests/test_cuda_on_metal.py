@@ -15,7 +15,6 @@ from metal_ops.contract.case import Buffers, Case, Contract, Control
 from metal_ops.contract.report import contracts, seen
 from metal_ops.emulated_metal import compile, run
 from metal_ops.kernel import HEAD, Target
-from metal_ops.product_tile import AT_ONCE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator runs on Linux only")
 
@@ -29,12 +28,11 @@ CONTRACTS = {
 }
 # How a text makes its sums, and what of that only some are looked at in: the others add nothing.
 DETAILED = ("matmul", "matmul 4-bit")
-FORM = re.compile(r"#define (?:ROW_TILES 1|IS_STAGED 1|TURNS 1)$", re.MULTILINE)
+FORM = re.compile(r"#define (?:ROW_TILES 1|IS_STAGED 1|OUTPUT_TILES 4|TURNS 1)$", re.MULTILINE)
 DETAILS = re.compile(r"#define (?:T|ROW_TILES|IS_WHOLE) .*")
 FEW, MANY = "#define ROW_TILES 1\n", "#define IS_STAGED 1\n"
 SPLIT, WHOLE = "void attend_partial(", "void attend_prompt("
 FLOAT, HALF, BFLOAT = "#define T float\n", "#define T half\n", "#define T bfloat\n"
-WIDE = "#define OUTPUT_TILES 4\n"
 
 
 @pytest.fixture(autouse=True)
@@ -77,16 +75,6 @@ def test_sums_of_every_form(name):
     if name not in ATTENTION:
         assert all(any(has(case, form) for case in contract.cases) for form in (FEW, MANY))
     assert [*gates.shapes(contract, "CUDA"), *gates.reference(contract, "CUDA")] == []
-
-
-def test_sums_of_wide_tiles(monkeypatch):
-    """Those of launches that fill a GPU, in small ones."""
-    monkeypatch.setitem(AT_ONCE, Target.CUDA, 1)
-    wide = {contract.name: contract for contract in contracts(Target.CUDA)}
-    for name in ("matmul", "matmul 4-bit", "matmul 8-bit", "expert_gate_up 4-bit"):
-        cases = tuple(case for case in wide[name].cases if has(case, MANY, BFLOAT, WIDE))
-        assert cases
-        assert list(gates.shapes(replace(wide[name], cases=cases), "CUDA")) == []
 
 
 @pytest.mark.parametrize("name", (*DETAILED, "expert_down 4-bit", *ATTENTION))

@@ -114,6 +114,9 @@ def matmul_contract(name: str, kinds: list, target: Target) -> Contract:
     # are.
     cases += [make_case(43, 70, 9 * (kind[-1] or BLOCK), kind, False) for kind in kinds]
     cases += [make_case(43, 128, 8 * (kind[-1] or BLOCK), kind, False) for kind in kinds]
+    if target is Target.CUDA:
+        # Outputs for all of a GPU, where a SIMD-group has its widest tile.
+        cases.append(make_case(33, 8512, 8 * (kinds[0][-1] or BLOCK), kinds[0], False))
     # Whole rows and outputs of a real matrix, the wide projection of the convolution.
     cases.append(make_case(16, 6144 // 8, 2048, kinds[0], False, "reference"))
     cases.append(make_case(1, 2048, 1024, kinds[0], True, "reference"))
@@ -167,6 +170,8 @@ def gate_up_contract(name: str, kinds: list, target: Target) -> Contract:
     shapes = [(1, 33, 128), (9, 8, 384), (37, 17, 256)]
     cases = [make_case(*shape, kinds[i % len(kinds)]) for i, shape in enumerate(shapes * 2)]
     cases.append(make_case(2, 2560, 128, kinds[0]))
+    if target is Target.CUDA:
+        cases.append(make_case(33, 4288, 256, kinds[0]))
     cases.append(make_case(4, 576, 1024, kinds[0], "reference"))
     rows = company(lambda num_rows: make_case(num_rows, 16, 640, kinds[0]), 640)
     controls = (
