@@ -173,10 +173,22 @@ def test_an_output_that_nobody_reads_is_quiet():
     os.close(writer)
 
 
+def test_kernels_in_processes_of_their_own_say_the_same():
+    chosen = report.choose(["argmax", "tap"], "METAL")
+    report.open_device("METAL", lambda line: None)
+    said, said_apart, shown = [], [], []
+    assert report.verify(chosen, "METAL", said.append, lambda what: None)
+    assert report.verify(chosen, "METAL", said_apart.append, shown.append, num_processes=2)
+    assert said_apart == said and said[-1].startswith("SUMMARY 2 kernels: 2 pass")
+    assert shown[-1] == "2 of 2 kernels done, 2 at a time"
+
+
 @pytest.mark.parametrize("words", [["metal_ops.contract"], ["lfm2", "verify"]])
-def test_an_interrupt_is_code_130(words):
+@pytest.mark.parametrize("names", [["argmax"], ["argmax", "tap"]])
+def test_an_interrupt_is_code_130(words, names):
+    only = [word for name in names for word in ("--only", name)]
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", *words, "--only", "argmax"],
+        [sys.executable, "-u", "-m", *words, *only],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

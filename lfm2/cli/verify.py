@@ -51,7 +51,8 @@ def verify(terminal: Terminal, only: tuple[str, ...], is_list: bool, device: str
             say("\n".join(contract.name for contract in chosen))
             return
         device = report.open_device(device, say)
-        is_proved = report.verify(chosen, device, say, terminal.show)
+        num_processes = report.num_processors()
+        is_proved = report.verify(chosen, device, say, terminal.show, num_processes)
     except Refused as error:
         raise RequestError(str(error)) from error
     except ContractError as error:

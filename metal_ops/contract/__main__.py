@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from metal_ops.contract.errors import ContractError
-from metal_ops.contract.report import choose, open_device, verify
+from metal_ops.contract.report import choose, num_processors, open_device, verify
 
 NAME = "python -m metal_ops.contract"
 INTERRUPTED = 130  # as shells count: 128 and the number of the signal
@@ -46,7 +46,8 @@ def contract(only: tuple[str, ...], is_list: bool, device: str, order: str, seed
         for one in chosen:
             say(one.name)
         return
-    is_proved = verify(chosen, open_device(device, say, order, seed), say, progress)
+    device = open_device(device, say, order, seed)
+    is_proved = verify(chosen, device, say, progress, num_processors())
     progress("")
     if not is_proved:
         raise click.exceptions.Exit(1)

@@ -3,13 +3,19 @@
 What the commands that do so share: `python -m metal_ops.contract`, and `lfm2 verify`.
 """
 
+import contextlib
+import multiprocessing
+import os
 import platform
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import version
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 from tinygrad import Device
 
@@ -61,12 +67,15 @@ def contracts(target: Target = Target.METAL) -> list[Contract]:
     ]
 
 
+def _contracts_on(device: str) -> list[Contract]:
+    return contracts(DEVICES.get(_kind(device), Target.METAL))
+
+
 def choose(names: Iterable[str], device: str) -> list[Contract]:
     """The contracts of these names for a device, each once; all of them if there are no names.
     Case does not count. Raises Refused.
     """
-    target = DEVICES.get(_kind(device), Target.METAL)
-    known = {contract.name.lower(): contract for contract in contracts(target)}
+    known = {contract.name.lower(): contract for contract in _contracts_on(device)}
     wanted = {name.lower(): name for name in names}
     for name, given in wanted.items():
         if name not in known:
@@ -141,12 +150,26 @@ class Tally:
     num_missed: int = 0
     num_limits: int = 0
 
+    def add(self, other: "Tally") -> None:
+        for name, count in vars(other).items():
+            setattr(self, name, getattr(self, name) + count)
 
-def verify(chosen: Iterable[Contract], device: str, say: Say, progress: Say) -> bool:
+
+def num_processors() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def verify(
+    chosen: Iterable[Contract], device: str, say: Say, progress: Say, num_processes: int = 1
+) -> bool:
     """Runs every gate and every control of `chosen`; whether all passed and none was missed.
 
-    say: a line of the report. progress: what is being run, for a terminal. Raises ContractError
-    where the compiler itself fails.
+    say: a line of the report. progress: what is being run, for a terminal. num_processes: with
+    several, each takes one contract after the other, found by its name. Raises ContractError where
+    the compiler itself fails.
     """
     never_run = ", ".join(f"{f.name} ({f.chips})" for f in FAMILIES if not f.is_run)
     say(f"limits are from records; nobody has run {never_run}")
@@ -154,10 +177,19 @@ def verify(chosen: Iterable[Contract], device: str, say: Say, progress: Say) -> 
         say("no clang here: arguments and threadgroup memory of the texts are not compared")
     chosen, tally = list(chosen), Tally()
     try:
-        for number, contract in enumerate(chosen, 1):
-            place = f"{number} of {len(chosen)} {contract.name}"
-            _look(contract, device, tally, say, lambda what: progress(f"{place}: {what}"))
-            _plant(contract, device, tally, say, lambda what: progress(f"{place}: {what}"))
+        num_processes = min(num_processes, len(chosen))
+        if num_processes > 1:
+            progress(f"{len(chosen)} kernels, {num_processes} at a time")
+            names = [contract.name for contract in chosen]
+            for number, (lines, part) in enumerate(_apart(names, device, num_processes), 1):
+                for line in lines:
+                    say(line)
+                tally.add(part)
+                progress(f"{number} of {len(chosen)} kernels done, {num_processes} at a time")
+        else:
+            for number, contract in enumerate(chosen, 1):
+                place = f"{number} of {len(chosen)} {contract.name}"
+                _prove(contract, device, tally, say, lambda what: progress(f"{place}: {what}"))
     except ToolchainError as error:
         reason = f"cannot compile here, which says nothing of the kernels: {_cause(error)}"
         raise ContractError(reason) from error
@@ -168,6 +200,79 @@ def verify(chosen: Iterable[Contract], device: str, say: Say, progress: Say) -> 
         f"{tally.num_limits} limit problems"
     )
     return not tally.num_failed and not tally.num_missed
+
+
+Result = tuple[list[str], Tally]
+
+
+def _apart(names: list[str], device: str, num_processes: int) -> Iterator[Result]:
+    """What processes of their own say of the contracts, in order."""
+    order, seed = "random", 0
+    if is_emulated(device):
+        emulator = install(checked=True)
+        order, seed = emulator.order, emulator.seed
+    context = multiprocessing.get_context("spawn")
+    processes: dict[Connection, BaseProcess] = {}
+    # An interrupt is this process's matter: the others inherit that they ignore it.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for _ in range(num_processes):
+            ours, theirs = context.Pipe()
+            work = context.Process(target=_serve, args=(theirs, device, order, seed), daemon=True)
+            work.start()
+            theirs.close()
+            processes[ours] = work
+        signal.signal(signal.SIGINT, handler)
+        yield from _answers(names, list(processes))
+    except EOFError:
+        raise ContractError(f"a process that ran kernels on {device} died") from None
+    finally:
+        for connection, work in processes.items():
+            work.terminate()
+            work.join()
+            connection.close()
+
+
+def _answers(names: list[str], connections: list[Connection]) -> Iterator[Result]:
+    """Gives each process another name as soon as it is done with one."""
+    left = iter(names)
+    for connection, name in zip(connections, left):
+        connection.send(name)
+    found: dict[str, Result] = {}
+    for name in names:
+        while name not in found:
+            for connection in wait(connections):
+                done, result = connection.recv()
+                if isinstance(result, ToolchainError):
+                    raise result
+                found[done] = result
+                if (another := next(left, None)) is not None:
+                    connection.send(another)
+        yield found.pop(name)
+
+
+def _serve(connection: Connection, device: str, order: str, seed: int) -> None:
+    """A process that proves what it is told the names of, for as long as someone does."""
+    open_device(device, _drop, order, seed)
+    known = {contract.name: contract for contract in _contracts_on(device)}
+    with contextlib.suppress(EOFError):
+        while True:
+            name = connection.recv()
+            lines, tally = [], Tally()
+            try:
+                _prove(known[name], device, tally, lines.append, _drop)
+                connection.send((name, (lines, tally)))
+            except ToolchainError as error:
+                connection.send((name, error))
+
+
+def _drop(line: str) -> None:
+    pass
+
+
+def _prove(contract: Contract, device: str, tally: Tally, say: Say, progress: Say) -> None:
+    _look(contract, device, tally, say, progress)
+    _plant(contract, device, tally, say, progress)
 
 
 def _look(contract: Contract, device: str, tally: Tally, say: Say, progress: Say) -> None:
