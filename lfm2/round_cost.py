@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 
-from lfm2.runner import Runner
+from lfm2.runner import Runner, bucket
 from lfm2.service import MAX_ROUND_STREAMS
 from scheduler.chunks import MIN_CAPACITY, RoundCost, planned_chunk
 from scheduler.rounds import Round, Segment
@@ -46,7 +46,9 @@ def round_cost(runner: Runner) -> RoundCost:
 
 def measure(runner: Runner) -> dict[int, float]:
     """Rows of a round -> seconds that it takes."""
-    sizes = (*SIZES, runner.state.max_rows)
+    # No larger rounds than there can be.
+    most = bucket(min(runner.model.context, runner.state.num_tokens, runner.state.max_rows))
+    sizes = {min(size, most) for size in (*SIZES, most)}
     return {size: min(time_round(runner, size) for _ in range(NUM_RUNS)) for size in sizes}
 
 
@@ -54,9 +56,10 @@ def time_round(runner: Runner, num_rows: int) -> float:
     """Seconds of a round of a chunk and of a row of each other stream."""
     num_tokens = runner.state.num_tokens
     num_others = min(runner.state.num_slots, MAX_ROUND_STREAMS, num_rows // 2) - 1
-    start = max(min(DEPTH, runner.model.context - num_rows, num_tokens - num_rows), 0)
+    room = min(runner.model.context, num_tokens)
+    start = max(min(DEPTH, room - num_rows), 0)
     # Whatever is in the pool there: rows that do not go together are timed as well as others.
-    tokens = (0,) * min(num_rows - num_others, num_tokens)
+    tokens = (0,) * min(num_rows - num_others, room)
     segments = [Segment(0, 0, start, tokens, 1)]
     segments += [Segment(slot + 1, 0, 0, (0,), 1) for slot in range(num_others)]
     began = time.perf_counter()
@@ -69,6 +72,6 @@ def line_above(times: dict[int, float]) -> RoundCost:
     round.
     """
     least, most = min(times), max(times)
-    row_s = max((times[most] - times[least]) / (most - least), 0.0)
+    row_s = max(times[most] - times[least], 0.0) / max(most - least, 1)
     fixed_s = max(0.0, *(seconds - row_s * size for size, seconds in times.items()))
     return RoundCost(fixed_s, row_s)

@@ -2,8 +2,8 @@
 around its own. Text to text; knows nothing of a device.
 
 What macros can do, `kernels/cuda.cuh` does. Here are signatures, address spaces, `inline` and
-literals of half; where a lane stands in a matrix is `compose`'s matter, which takes `lanes` and
-`tile` in their forms for CUDA.
+literals of half; where a lane stands in a matrix is `compose`'s matter, which takes `lanes`,
+`tile` and `places` in their forms for CUDA.
 """
 
 import re

@@ -19,7 +19,7 @@ FEWEST_MANY = MANY_ROW_TILES * TILE + 1
 MAX_TURNS = 16
 PIECE_BYTES = 16  # of a row, which a thread copies at once
 STAGE_VALUES = 64  # of K at least
-SPAN = 4  # units of K that a turn of the loop over many rows passes through
+SPAN = 4  # units of K of a pass of the loop over many rows
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from scheduler.request import Request
 
-# Prompts are not cut to fill smaller rounds than this.
-MIN_CUT = 512
 # A round of fewer rows is dominated by reading the weights, whatever gap was asked for.
 MIN_CAPACITY = 16
 
@@ -58,28 +56,14 @@ class Plan:
 
 
 def chunk_end(at: int, length: int, chunk: int, starts: Sequence[int], marks: Sequence[int]) -> int:
-    """The end of the chunk at `at`: as many rows further as `fitting` says, or the next of the
-    planned starts, of the marks (both ascending) or the end of the prompt, whichever comes first.
+    """The end of the chunk at `at`: `chunk` rows further, or the next of the planned starts, of the
+    marks (both ascending) or the end of the prompt, whichever comes first.
     """
-    ends = [at + fitting(chunk, length - at), length]
+    ends = [at + chunk, length]
     for points in (starts, marks):
         index = bisect_right(points, at)
         ends += points[index : index + 1]
     return min(ends)
-
-
-def fitting(chunk: int, num_left: int) -> int:
-    """Rows of the next chunk of a prompt: `chunk`, or fewer where that many are not left.
-
-    A round is computed at a capacity, a power of two, of which a chunk leaves rows to others. What
-    is left is cut to fill one rather than padded to twice as much, where that is large.
-    """
-    capacity = 1 << (chunk - 1).bit_length()
-    num_others = capacity - chunk
-    while num_left < chunk and capacity >= 2 * MIN_CUT and num_others <= capacity // 4:
-        capacity //= 2
-        chunk = capacity - num_others
-    return chunk
 
 
 def spaced(points: Iterable[int], min_gap: int) -> list[int]:

@@ -207,7 +207,7 @@ def test_a_wrong_request_is_one_line_and_code_2(command, tmp_path):
         ("generate", "x", "--device", "foo"): "there is no device FOO; tinygrad 0.14",
         ("chat", "--top-p", "0"): "top_p is 0.0",
         ("compile", "--rows", "1,0"): "numbers from 1 on",
-        ("compile", "--rows", "1,513"): "at most 512 rows, found 513",
+        ("compile", "--rows", "1,513"): "--rows: a round holds at most 512 rows here, found 513",
         ("convert",): "Missing option",
         ("convert", "-o", tmp_path / "out", "--bits", "5"): "cannot write 5 bits",
         ("score", tmp_path / "none"): "cannot be read",

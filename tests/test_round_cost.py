@@ -1,6 +1,7 @@
 """What rounds cost, and the chunks planned from it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tinygrad import dtypes
@@ -37,6 +38,7 @@ def test_no_measured_time_is_above_the_line():
         assert min(abs(cost.seconds(rows) - seconds) for rows, seconds in times.items()) < 1e-9
     assert line_above({16: 1.0, 512: 0.5}) == RoundCost(1.0, 0.0)
     assert line_above({16: 1.0, 512: 62.0}).fixed_s == 0.0
+    assert line_above({16: 2.0}) == RoundCost(2.0, 0.0)
 
 
 def test_the_cost_is_measured_once(runner, monkeypatch):
@@ -64,6 +66,19 @@ def test_rounds_of_every_size_are_timed(runner, monkeypatch):
         assert len(round.segments) == (8 if round.num_rows == 16 else 10)
         assert len({segment.slot for segment in round.segments}) == len(round.segments)
         assert round.segments[0].start + len(round.segments[0].tokens) <= 1024
+
+
+def test_no_round_is_timed_that_the_context_has_no_room_for(runner, monkeypatch):
+    """As with the larger rounds of a GPU and a short context."""
+    runner.state = replace(runner.state, max_rows=4096)
+    rounds = []
+    monkeypatch.setattr(runner, "run", rounds.append)
+    assert set(measure(runner)) == {16, 128, 1024}
+    for round in rounds:
+        chunk = round.segments[0]
+        assert round.num_rows in (16, 128, 1024) and chunk.start + len(chunk.tokens) <= 1024
+    runner.model.context = 9
+    assert set(measure(runner)) == {16}
 
 
 def test_chunks_are_planned_from_the_gap(runner, monkeypatch):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler.chunks import Plan, RoundCost, chunk_end, fitting, keys_at, planned_chunk, spaced
+from scheduler.chunks import Plan, RoundCost, chunk_end, keys_at, planned_chunk, spaced
 from scheduler.options import Options
 from scheduler.request import Request, RequestRefused
 from scheduler.runner import Drawn
@@ -89,25 +89,6 @@ def test_an_extent_is_not_given_back_twice():
 )
 def test_a_chunk_ends_where_the_first_of_its_limits_is(at, starts, marks, end):
     assert chunk_end(at, 20, 8, starts, marks) == end
-
-
-@pytest.mark.parametrize(
-    "chunk, num_left, rows",
-    [
-        (2048, 5000, 2048),
-        (2048, 2047, 1024),
-        (2048, 1023, 512),
-        (2048, 511, 512),
-        # Beside 32 rows of others.
-        (2016, 2000, 992),
-        (2016, 991, 480),
-        (512, 300, 512),
-        # Half of it would be little more than what is left to others.
-        (1025, 900, 1025),
-    ],
-)
-def test_what_is_left_of_a_long_prompt_is_cut_to_fill_a_round(chunk, num_left, rows):
-    assert fitting(chunk, num_left) == rows
 
 
 def test_a_plan_has_the_cuts_of_a_walk_along_the_prompt():

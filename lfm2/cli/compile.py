@@ -18,8 +18,6 @@ class Rows(click.ParamType):
     name = "N,N,..."
 
     def convert(self, value, param, context) -> list[int]:
-        if isinstance(value, list):
-            return value
         try:
             rows = [int(part) for part in value.split(",")]
         except ValueError:
@@ -50,7 +48,7 @@ def forms(sizes: list[int], streams: int) -> list[Capacity]:
     click.option(
         "--rows",
         type=Rows(),
-        show_default="all powers of two up to 512, on CUDA 2048",
+        show_default="all powers of two up to 512, on CUDA 1024",
         help="Tokens at once to compile for: 1 to decode, more for a prompt or a piece of it. "
         "Rounded up to powers of two.",
     ),
@@ -68,7 +66,7 @@ def compile(terminal: Terminal, rows: list[int] | None, **given) -> None:
     artifacts, most = model.runner.artifacts, model.runner.state.max_rows
     rows = rows or [1 << power for power in range(most.bit_length())]
     if max(rows) > most:
-        raise RequestError(f"a round holds at most {most} rows, found {max(rows)}")
+        raise RequestError(f"--rows: a round holds at most {most} rows here, found {max(rows)}")
     watch = Stopwatch()
     # What cannot be kept shows at the latest when the first step is saved.
     capacities = []

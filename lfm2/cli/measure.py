@@ -13,7 +13,6 @@ import numpy as np
 import lfm2
 from lfm2.engine import RunSegment
 from lfm2.errors import LFM2Error
-from scheduler.chunks import chunk_end
 
 BANDWIDTH_BYTES = 256 << 20
 BANDWIDTH_RUNS = 5
@@ -60,11 +59,8 @@ def feed_prompt(feed: RunSegment, ids: list[int], chunk: int) -> int:
     """Runs a prompt as a stream does, in chunks of at most `chunk`; returns the likeliest next
     token.
     """
-    start = 0
-    while start < len(ids):
-        end = chunk_end(start, len(ids), chunk, (), ())
-        drawn = feed(ids[start:end], 1)
-        start = end
+    for start in range(0, len(ids), chunk):
+        drawn = feed(ids[start : start + chunk], 1)
     return int(drawn.tokens[0])
 
 

@@ -3,7 +3,7 @@
 // multiply it, AHEAD units ahead; the rows go through threadgroup memory, which all SIMD-groups read, STAGES - 1 stages
 // of K ahead. One barrier a stage, which says that its rows have come and that those of the stage before are done with.
 // What rows add up to over a unit of packed weights is made once for all, LEAD stages ahead, by a SIMD-group a tile of
-// rows. A turn of the loop is a span of SPAN units, so that what belongs to one of them is known where it is compiled.
+// rows. A pass of the loop is a span of SPAN units, so that what belongs to one of them is known where it is compiled.
 //
 // A thread copies the pieces of rows that it holds pointers to, 16 bytes each. It then has the sums of the places that
 // its lane has in the simdgroup matrices. 2 * 2 * ROW_TILES * OUTPUT_TILES registers of sums, of a chunk and of all,

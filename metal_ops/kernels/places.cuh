@@ -11,26 +11,26 @@ inline ushort place_bit(int i) { return 1 << i; }
 
 // Part of a run: as many bytes as the run is a multiple of, up to 16.
 template <typename V, int N>
-struct Piece {
+struct Part {
   static constexpr int bytes = N * sizeof(V) % 16 == 0 ? 16 : N * sizeof(V) % 8 == 0 ? 8 : 4;
   static constexpr int size = bytes / sizeof(V);
   alignas(bytes) V values[size];
 };
 template <int N>
 inline void load_run(T (&run)[N], const T* from) {
-  typedef Piece<T, N> Part;
-  UNROLL for (int i = 0; i < N; i += Part::size) {
-    const Part part = *(const Part*)(from + i);
-    UNROLL for (int j = 0; j < Part::size; j++) run[i + j] = part.values[j];
+  typedef Part<T, N> Own;
+  UNROLL for (int i = 0; i < N; i += Own::size) {
+    const Own part = *(const Own*)(from + i);
+    UNROLL for (int j = 0; j < Own::size; j++) run[i + j] = part.values[j];
   }
 }
 template <typename V, int N>
 inline void store_run(V* to, const V (&run)[N]) {
-  typedef Piece<V, N> Part;
-  UNROLL for (int i = 0; i < N; i += Part::size) {
-    Part part;
-    UNROLL for (int j = 0; j < Part::size; j++) part.values[j] = run[i + j];
-    *(Part*)(to + i) = part;
+  typedef Part<V, N> Own;
+  UNROLL for (int i = 0; i < N; i += Own::size) {
+    Own part;
+    UNROLL for (int j = 0; j < Own::size; j++) part.values[j] = run[i + j];
+    *(Own*)(to + i) = part;
   }
 }
 

@@ -180,10 +180,10 @@ inline void set_block(thread WeightsBlock& block, thread const UnitWeights& weig
 #endif
 }
 
-template <int TILES>
-inline void clear(thread Sums (&sums)[ROW_TILES][OUTPUT_TILES]) {
+template <int TILES, int N>
+inline void clear(thread Sums (&sums)[ROW_TILES][N]) {
   UNROLL for (int r = 0; r < TILES; r++) {
-    UNROLL for (int o = 0; o < OUTPUT_TILES; o++) sums[r][o] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    UNROLL for (int o = 0; o < N; o++) sums[r][o] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
 }
 
@@ -207,9 +207,7 @@ inline void add_unit(
   UNROLL for (int o = 0; o < OUTPUT_TILES; o += TILES_AT_ONCE) {
 #if BITS
     Sums products[ROW_TILES][TILES_AT_ONCE];
-    UNROLL for (int r = 0; r < TILES; r++) {
-      UNROLL for (int t = 0; t < TILES_AT_ONCE; t++) products[r][t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    }
+    clear<TILES>(products);
 #endif
     UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
       WeightsBlock blocks[TILES_AT_ONCE];

@@ -90,8 +90,8 @@ inline S load_value(const S* from) { return *from; }
 inline bool hold_loads(int simdgroup) { return true; }
 #endif
 
-inline void load_rows(thread RowsBlock& block, thread const LaneRows& x, int k, int span, uint lane) {
-  const T* from = x.at[0] + k + lane_quarter(lane) * span;
+inline void load_rows(thread RowsBlock& block, thread const LaneRows& x, int k, int distance, uint lane) {
+  const T* from = x.at[0] + k + lane_quarter(lane) * distance;
 #if IS_HALF || IS_BFLOAT
   const uint4 words = IS_STAGED ? *(const uint4*)from : load_words((const uint4*)from);
   for (int j = 0; j < 4; j++) block.steps[j] = words[j];
@@ -112,9 +112,9 @@ inline void deal_rows(thread RowsBlock& block) {
 }
 
 // Puts dealt rows where they were loaded from.
-inline void store_dealt(thread const RowsBlock& block, thread LaneRows& x, int k, int span, uint lane) {
+inline void store_dealt(thread const RowsBlock& block, thread LaneRows& x, int k, int distance, uint lane) {
 #if BITS == 4
-  Step* to = (Step*)(x.at[0] + k + lane_quarter(lane) * span);
+  Step* to = (Step*)(x.at[0] + k + lane_quarter(lane) * distance);
 #if IS_HALF || IS_BFLOAT
   uint4 words;
   for (int j = 0; j < 4; j++) words[j] = block.steps[j];

@@ -32,9 +32,9 @@ struct WeightsBlock {
 
 inline int loaded_row(uint lane) { return lane_row(lane); }
 
-// Rows of x from k on. Quarters of the block lie `span` apart.
-inline void load_rows(thread RowsBlock& block, thread const LaneRows& x, int k, int span, uint lane) {
-  const int at = k + lane_output(lane) / 2 * span + lane_output(lane) % 2 * 4;
+// Rows of x from k on. Quarters of the block begin `distance` after each other.
+inline void load_rows(thread RowsBlock& block, thread const LaneRows& x, int k, int distance, uint lane) {
+  const int at = k + lane_output(lane) / 2 * distance + lane_output(lane) % 2 * 4;
   UNROLL for (int i = 0; i < LANE_ROWS; i++) {
     const vec<T, 4> values = *(ROWS_SPACE const vec<T, 4>*)(x.at[i] + at);
     UNROLL for (int j = 0; j < 4; j++) block.steps[j].thread_elements()[i] = values[j];
@@ -55,7 +55,7 @@ inline S value_of(Four four, int i) { return four[i]; }
 
 // For tile.cuh, which needs the values of rows in another order.
 inline void deal_rows(thread RowsBlock& block) {}
-inline void store_dealt(thread const RowsBlock& block, thread LaneRows& x, int k, int span, uint lane) {}
+inline void store_dealt(thread const RowsBlock& block, thread LaneRows& x, int k, int distance, uint lane) {}
 
 // The lane's 8 values of its output's weights, in pairs: values j and j + 4, or 2j and 2j + 1.
 inline void set_apart(thread WeightsBlock& block, thread const vec<T, 2> (&pairs)[4]) {

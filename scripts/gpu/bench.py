@@ -20,7 +20,6 @@ from metal_ops.launch import empty
 from metal_ops.memory import Memory
 from metal_ops.route import route
 from metal_ops.rows import Weight, parts
-from scheduler.chunks import chunk_end
 from scheduler.rounds import Round, Segment
 from scripts.gpu.counts import AFTER, NUM_PROMPTS, NUM_ROUNDS, NUM_WARM_UPS, rates
 from scripts.gpu.weights import random_weights
@@ -88,9 +87,9 @@ class Bench:
 
     def prefill(self, num_tokens: int, slot: int = 0) -> tuple[float, Form]:
         """Seconds until the first token of a prompt, and the form of its last chunk."""
-        seconds, end = 0.0, 0
-        while end < num_tokens:
-            at, end = end, chunk_end(end, num_tokens, self.runner.state.max_rows, (), ())
+        seconds, chunk = 0.0, self.runner.state.max_rows
+        for at in range(0, num_tokens, chunk):
+            end = min(at + chunk, num_tokens)
             tokens = tuple(self.token(slot, i) for i in range(at, end))
             segment = Segment(slot, slot * self.context, at, tokens, int(end == num_tokens))
             chunk_s, _, form = self.run([segment])
