@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import version
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -205,6 +206,23 @@ def verify(
 Result = tuple[list[str], Tally]
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interrupt waits for the end; processes that are started here never hear of one."""
+    interrupts = []
+    handler = signal.signal(signal.SIGINT, lambda *arguments: interrupts.append(arguments))
+    # What multiprocessing starts first would unblock it.
+    resource_tracker.ensure_running()
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+        signal.signal(signal.SIGINT, handler)
+    if interrupts:
+        raise KeyboardInterrupt
+
+
 def _apart(names: list[str], device: str, num_processes: int) -> Iterator[Result]:
     """What processes of their own say of the contracts, in order."""
     order, seed = "random", 0
@@ -213,16 +231,16 @@ def _apart(names: list[str], device: str, num_processes: int) -> Iterator[Result
         order, seed = emulator.order, emulator.seed
     context = multiprocessing.get_context("spawn")
     processes: dict[Connection, BaseProcess] = {}
-    # An interrupt is this process's matter: the others inherit that they ignore it.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        for _ in range(num_processes):
-            ours, theirs = context.Pipe()
-            work = context.Process(target=_serve, args=(theirs, device, order, seed), daemon=True)
-            work.start()
-            theirs.close()
-            processes[ours] = work
-        signal.signal(signal.SIGINT, handler)
+        with _uninterrupted():
+            for _ in range(num_processes):
+                ours, theirs = context.Pipe()
+                work = context.Process(
+                    target=_serve, args=(theirs, device, order, seed), daemon=True
+                )
+                work.start()
+                theirs.close()
+                processes[ours] = work
         yield from _answers(names, list(processes))
     except EOFError:
         raise ContractError(f"a process that ran kernels on {device} died") from None
