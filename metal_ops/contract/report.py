@@ -225,10 +225,8 @@ def _uninterrupted() -> Iterator[None]:
 
 def _apart(names: list[str], device: str, num_processes: int) -> Iterator[Result]:
     """What processes of their own say of the contracts, in order."""
-    order, seed = "random", 0
-    if is_emulated(device):
-        emulator = install(checked=True)
-        order, seed = emulator.order, emulator.seed
+    emulator = install(checked=True) if is_emulated(device) else None
+    emulation = (emulator.order, emulator.seed) if emulator else ()
     context = multiprocessing.get_context("spawn")
     processes: dict[Connection, BaseProcess] = {}
     try:
@@ -236,7 +234,7 @@ def _apart(names: list[str], device: str, num_processes: int) -> Iterator[Result
             for _ in range(num_processes):
                 ours, theirs = context.Pipe()
                 work = context.Process(
-                    target=_serve, args=(theirs, device, order, seed), daemon=True
+                    target=_serve, args=(theirs, device, *emulation), daemon=True
                 )
                 work.start()
                 theirs.close()
@@ -269,9 +267,12 @@ def _answers(names: list[str], connections: list[Connection]) -> Iterator[Result
         yield found.pop(name)
 
 
-def _serve(connection: Connection, device: str, order: str, seed: int) -> None:
-    """A process that proves what it is told the names of, for as long as someone does."""
-    open_device(device, _drop, order, seed)
+def _serve(connection: Connection, device: str, *emulation: str | int) -> None:
+    """A process that proves what it is told the names of, for as long as someone does.
+
+    emulation: order and seed of emulated threads.
+    """
+    open_device(device, _drop, *emulation)
     known = {contract.name: contract for contract in _contracts_on(device)}
     with contextlib.suppress(EOFError):
         while True:

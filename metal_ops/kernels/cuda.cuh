@@ -237,6 +237,11 @@ __device__ __forceinline__ T load_in_place(const T* from) {
   asm volatile("ld.global.u16 %0, [%1];" : "=h"(bits) : "l"(from) : "memory");
   return as_type<T>(bits);
 }
+// Of one number there is no next.
+template <typename T>
+__device__ __forceinline__ T load_with_next(const T* from) {
+  return load_in_place(from);
+}
 // A barrier of the 32 lanes, by a number from 1 to 15 that no other SIMD-group has. It says true, which the compiler
 // does not know: else it would have products pass the barrier in place of the loads.
 __device__ __forceinline__ bool hold_lanes(int number) {

@@ -93,15 +93,15 @@ inline void load_lane_words(thread uint (&words)[LANE_WORDS], thread const Weigh
 #endif
 #if LANE_WORDS % 4 == 0
   UNROLL for (int i = 0; i < LANE_WORDS; i += 4) {
-    const uint4 loaded = load_words((device const uint4*)(from + i));
+    const uint4 loaded = load_early((device const uint4*)(from + i));
     UNROLL for (int j = 0; j < 4; j++) words[i + j] = loaded[j];
   }
 #elif LANE_WORDS == 2
-  const uint2 loaded = load_words((device const uint2*)from);
+  const uint2 loaded = load_early((device const uint2*)from);
   words[0] = loaded[0];
   words[1] = loaded[1];
 #elif LANE_WORDS == 1
-  words[0] = load_word(from);
+  words[0] = load_early(from);
 #else
 #error "of a unit a lane takes 1, 2 or a multiple of 4 words"
 #endif
@@ -110,8 +110,8 @@ inline void load_lane_words(thread uint (&words)[LANE_WORDS], thread const Weigh
 inline void load_unit(thread UnitWeights& weights, thread const WeightRow& row, int after) {
   load_lane_words(weights.words, row, after);
 #if BITS
-  weights.scale = load_value(row.scales + after);
-  weights.bias = load_value(row.biases + after);
+  weights.scale = load_early(row.scales + after);
+  weights.bias = load_early(row.biases + after);
 #endif
 }
 

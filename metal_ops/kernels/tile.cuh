@@ -48,20 +48,18 @@ inline Step upper(Step a, Step b) { return joined(a[1], b[1]); }
 // Loads that stay before the next barrier, of all threads or that of hold_loads: else every use waits for memory.
 // Several tiles of few rows have no registers for that. Of many rows a lane's next units lie in the 256 bytes that
 // memory is asked for, and then come from the second cache.
+template <typename V>
+inline V load_early(const V* from) {
 #if IS_STAGED
-template <typename V>
-inline V load_words(const V* from) { return load_with_next(from); }
+  return load_with_next(from);
 #elif ROW_TILES == 1
-template <typename V>
-inline V load_words(const V* from) { return load_in_place(from); }
+  return load_in_place(from);
 #else
-template <typename V>
-inline V load_words(const V* from) { return *from; }
+  return *from;
 #endif
+}
 #if IS_STAGED || ROW_TILES == 1
-inline uint load_word(const uint* from) { return load_in_place(from); }
 #if BITS
-inline S load_value(const S* from) { return load_in_place(from); }
 // In words, as steps are.
 struct Four {
   uint words[sizeof(S)];
@@ -69,7 +67,7 @@ struct Four {
 inline Four load_four(const S* from) {
   Four four;
   for (int i = 0; i < sizeof(S); i += 2) {
-    const uint2 loaded = load_words((const uint2*)from + i / 2);
+    const uint2 loaded = load_early((const uint2*)from + i / 2);
     four.words[i] = loaded.x;
     four.words[i + 1] = loaded.y;
   }
@@ -83,17 +81,13 @@ inline S value_of(const Four& four, int i) { return value_in(four.words, i, S())
 // A barrier of the lanes of one SIMD-group, of up to 15.
 inline bool hold_loads(int simdgroup) { return hold_lanes(simdgroup + 1); }
 #else
-inline uint load_word(const uint* from) { return *from; }
-#if BITS
-inline S load_value(const S* from) { return *from; }
-#endif
 inline bool hold_loads(int simdgroup) { return true; }
 #endif
 
 inline void load_rows(thread RowsBlock& block, thread const LaneRows& x, int k, int distance, uint lane) {
   const T* from = x.at[0] + k + lane_quarter(lane) * distance;
 #if IS_HALF || IS_BFLOAT
-  const uint4 words = IS_STAGED ? *(const uint4*)from : load_words((const uint4*)from);
+  const uint4 words = IS_STAGED ? *(const uint4*)from : load_early((const uint4*)from);
   for (int j = 0; j < 4; j++) block.steps[j] = words[j];
 #else
   for (int j = 0; j < 4; j++) block.steps[j] = ((const Step*)from)[j];

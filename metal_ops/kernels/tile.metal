@@ -44,11 +44,9 @@ inline void load_rows(thread RowsBlock& block, thread const LaneRows& x, int k, 
 // True; what comes after needs all loads that come before. For tile.cuh, which says why.
 inline bool hold_loads(int simdgroup) { return true; }
 template <typename V>
-inline V load_words(device const V* from) { return *from; }
-inline uint load_word(device const uint* from) { return *from; }
+inline V load_early(device const V* from) { return *from; }
 #if BITS
 typedef vec<S, 4> Four;
-inline S load_value(device const S* from) { return *from; }
 inline Four load_four(device const S* from) { return *(device const Four*)from; }
 inline S value_of(Four four, int i) { return four[i]; }
 #endif
