@@ -240,7 +240,7 @@ def _apart(names: list[str], device: str, num_processes: int) -> Iterator[Result
                 theirs.close()
                 processes[ours] = work
         yield from _answers(names, list(processes))
-    except EOFError:
+    except (EOFError, ConnectionError):
         raise ContractError(f"a process that ran kernels on {device} died") from None
     finally:
         for connection, work in processes.items():
