@@ -17,6 +17,7 @@ from metal_ops.emulated_metal.translate import ENTRY, MAX_THREADS, THREADGROUP_B
 
 ORDERS = ("fifo", "reverse", "random")
 ERROR_BYTES = 2048
+METAL_THREADGROUP_BYTES = 32 << 10  # what Metal grants
 CODE_PLACE = re.compile(r"at \{pc:(0x[0-9a-f]+)\}")
 
 
@@ -34,6 +35,7 @@ class Launch(ctypes.Structure):
         ("sizes", ctypes.POINTER(ctypes.c_uint64)),
         ("is_written", ctypes.POINTER(ctypes.c_uint8)),
         ("is_checked", ctypes.c_uint32),
+        ("threadgroup_bytes", ctypes.c_uint32),
         ("error_bytes", ctypes.c_uint32),
         ("error", ctypes.c_char_p),
     ]
@@ -91,6 +93,7 @@ class Function:
         threads: Sequence[int],
         order: str = "fifo",
         seed: int = 0,
+        max_threadgroup_bytes: int = METAL_THREADGROUP_BYTES,
     ) -> None:
         """Runs it on (address, size in bytes) of each buffer. Raises MetalLaunchError."""
         self._check(memory, grid, threads, order)
@@ -108,6 +111,7 @@ class Function:
             launch.is_written[buffer.index] = buffer.is_written
         error = ctypes.create_string_buffer(ERROR_BYTES)
         launch.is_checked, launch.error_bytes = self.library.checked, ERROR_BYTES
+        launch.threadgroup_bytes = max_threadgroup_bytes
         launch.error = ctypes.cast(error, ctypes.c_char_p)
         if _runtime().emu_launch(ctypes.byref(launch)):
             message = CODE_PLACE.sub(self._place, error.value.decode())
@@ -171,14 +175,15 @@ def run(
     *arguments: np.ndarray | np.generic,
     order: str = "fifo",
     seed: int = 0,
+    max_threadgroup_bytes: int = METAL_THREADGROUP_BYTES,
 ) -> None:
     """Runs a kernel of a library on arrays, in the order of its buffers; what it writes is in them
     afterwards.
 
     grid: threadgroups; threads: of one threadgroup. A `constant T&` takes a numpy scalar, such as
     np.int32(4), and bfloat is given as its bits, in uint16. order: of threads and threadgroups,
-    "fifo", "reverse" or "random" by `seed`. The kernel works on copies, each before a page without
-    access. Raises MetalLaunchError.
+    "fifo", "reverse" or "random" by `seed`. max_threadgroup_bytes: up to 48 KB. The kernel works on
+    copies, each before a page without access. Raises MetalLaunchError.
     """
     arrays = [np.asarray(argument) for argument in arguments]
     buffers = kernel.kernel.buffers
@@ -195,7 +200,7 @@ def run(
         given[buffer.index] = (copy.address, copy.size)
     grid = (grid,) if isinstance(grid, int) else grid
     threads = (threads,) if isinstance(threads, int) else threads
-    kernel.launch(given, grid, threads, order, seed)
+    kernel.launch(given, grid, threads, order, seed, max_threadgroup_bytes)
     for array, buffer, copy in zip(arrays, buffers, memory):
         if buffer.is_written:
             array[...] = copy.bytes.view(array.dtype).reshape(array.shape)

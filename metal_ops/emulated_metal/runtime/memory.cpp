@@ -9,10 +9,10 @@
 
 #include "runtime.h"
 
-constexpr size_t THREADGROUP_BYTES = 32 << 10;  // what Metal grants
+constexpr size_t MAX_THREADGROUP_BYTES = 48 << 10;  // of what a launch may grant
 constexpr int MAX_VARIABLES = 64;
 constexpr size_t GAP_BYTES = 4096;  // between threadgroup variables, so that an overrun meets none
-constexpr size_t ARENA_BYTES = THREADGROUP_BYTES + MAX_VARIABLES * (GAP_BYTES + 64);
+constexpr size_t ARENA_BYTES = MAX_THREADGROUP_BYTES + MAX_VARIABLES * (GAP_BYTES + 64);
 constexpr u32 MAX_REGIONS = 31 + MAX_VARIABLES;
 constexpr size_t MAX_SHADOWED_BYTES = 64 << 20;  // of a buffer; races in a larger one go unseen
 constexpr u32 MAX_STORE_BYTES = 256;
@@ -238,8 +238,9 @@ extern "C" void* emu_threadgroup_variable(int id, unsigned long size, const char
   auto& variable = memory.variables[id];
   if (variable.size == size) return memory.arena + variable.offset;
   memory.threadgroup_bytes += (size + 15) & ~15ul;
-  if (memory.threadgroup_bytes > THREADGROUP_BYTES)
-    fail("threadgroup memory of %zu bytes is over the limit of %zu", memory.threadgroup_bytes, THREADGROUP_BYTES);
+  size_t limit = machine.launch->threadgroup_bytes;
+  if (memory.threadgroup_bytes > limit)
+    fail("threadgroup memory of %zu bytes is over the limit of %zu", memory.threadgroup_bytes, limit);
   u8* start = memory.arena + memory.arena_used;
   variable = {memory.arena_used, size};
   memset(start, 0xff, size);  // a NaN of every float type

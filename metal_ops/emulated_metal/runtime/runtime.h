@@ -29,7 +29,7 @@ struct Launch {
   void** buffers;
   u64* sizes;
   u8* is_written;
-  u32 is_checked, error_bytes;
+  u32 is_checked, threadgroup_bytes, error_bytes;
   char* error;
 };
 
