@@ -24,8 +24,8 @@ from metal_ops.rows import Rows, Weight, parts
 from metal_ops.sums import largest_divisor
 from metal_ops.tiles import NUM_ROWS_TO_UNPACK, TILE_SIZES, TileRows, swiglu_tile
 
-# Members that an expert has on average where they are multiplied as many: half a tile of them, as
-# some experts have more.
+# Members that an expert has on average where they are multiplied as many: half a tile of them on
+# Apple's GPUs, as some experts have more.
 FEWEST_MANY_MEMBERS = 16
 
 

@@ -22,7 +22,8 @@ using namespace metal;
 #define UNROLL _Pragma("clang loop unroll(full)")
 """
 SIMD_WIDTH = 32
-THREADGROUP_BYTES = 32 << 10  # of memory at most, on Apple's GPUs; NVIDIA's have more
+THREADGROUP_BYTES = 32 << 10  # of memory at most, on Apple's GPUs
+CUDA_THREADGROUP_BYTES = 48 << 10  # on NVIDIA's, of what is declared in a kernel
 # What Metal calls the types of a tensor.
 TYPES = {
     dtypes.float32: "float",
@@ -34,13 +35,26 @@ TYPES = {
 FLOATS = (dtypes.float32, dtypes.float16, dtypes.bfloat16)
 # Compute capability 8.0, Ampere: the first that multiplies matrices of bfloat.
 OLDEST_CUDA = 80
+# 9.0: its tensor cores multiply with rows in threadgroup memory, by instructions of its own.
+HOPPER = 90
 
 
 class Target(Enum):
-    """What a kernel's text is for. The value is the ending of texts of which it has its own."""
+    """What a kernel's text is for. HOPPER is CUDA with products that only Hopper has."""
 
     METAL = "metal"
-    CUDA = "cuh"
+    CUDA = "cuda"
+    HOPPER = "hopper"
+
+    @property
+    def ending(self) -> str:
+        """That of texts of which it has its own form."""
+        return "metal" if self is Target.METAL else "cuh"
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Of memory that a threadgroup may have."""
+        return THREADGROUP_BYTES if self is Target.METAL else CUDA_THREADGROUP_BYTES
 
 
 # NOTE: NULL computes nothing; launches are counted there.
@@ -86,14 +100,16 @@ def has_kernels(device: str) -> bool:
 def target_of(device: str) -> Target | None:
     """What hand-written kernels are for that run on a device, if any do."""
     target = DEVICES.get(device.split(":")[0])
-    return None if target is Target.CUDA and not _is_served_cuda(device) else target
+    return _cuda_target(device) if target is Target.CUDA else target
 
 
-def _is_served_cuda(device: str) -> bool:
-    """Whether the GPU is new enough, and tinygrad has its compiler for CUDA's C++ in use."""
+def _cuda_target(device: str) -> Target | None:
+    """None if the GPU is too old, or tinygrad's compiler for CUDA's C++ is not in use."""
     renderer = Device[device].renderer
     arch = int(renderer.target.arch.removeprefix("sm_"))
-    return isinstance(renderer, CUDARenderer) and arch >= OLDEST_CUDA
+    if not isinstance(renderer, CUDARenderer) or arch < OLDEST_CUDA:
+        return None
+    return Target.HOPPER if arch == HOPPER else Target.CUDA
 
 
 def compose(
@@ -121,8 +137,8 @@ def _spelled(value: int | float | DType) -> str:
 
 @cache
 def _text(stem: str, target: Target) -> str:
-    own = FOLDER / f"{stem}.{target.value}"
-    return (own if own.exists() else FOLDER / f"{stem}.{Target.METAL.value}").read_text()
+    own = FOLDER / f"{stem}.{target.ending}"
+    return (own if own.exists() else FOLDER / f"{stem}.{Target.METAL.ending}").read_text()
 
 
 def divide_up(count: int, size: int) -> int:

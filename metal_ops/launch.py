@@ -7,6 +7,7 @@ import mmap
 import pickle
 import platform
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from tinygrad.engine.jit import CapturedJit, jit_lower
 from tinygrad.engine.realize import capturing, get_graph_runtime, run_linear
 from tinygrad.helpers import DEBUG, JIT_BATCH_SIZE, Context, disable_gc
 from tinygrad.renderer import Estimates
+from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 from tinygrad.tensor import all_tensors
 from tinygrad.uop.ops import KernelInfo, Ops, ProgramInfo, UOp, buffers
 
@@ -98,8 +100,11 @@ def inject(kernel: Kernel, reads: list[Tensor], state: tuple[Tensor, ...] = ()) 
             ins=places[len(fresh) :],
             target=Device[device].renderer.target,
         )
-        source = UOp(Ops.SOURCE, arg=_source(kernel, device))
-        return UOp(Ops.PROGRAM, src=(sink, UOp(Ops.LINEAR, src=params), source), arg=info)
+        source = _source(kernel, device)
+        parts = [sink, UOp(Ops.LINEAR, src=params), UOp(Ops.SOURCE, arg=source)]
+        if target_of(device) is Target.HOPPER:
+            parts.append(UOp(Ops.BINARY, arg=_compiled_for_hopper(source)))
+        return UOp(Ops.PROGRAM, src=tuple(parts), arg=info)
 
     return tensors[0].custom_kernel(*tensors[1:], fxn=program)[: len(kernel.writes)]
 
@@ -133,12 +138,22 @@ class GuardedBuffer:
 
 def compile_kernel(kernel: Kernel, device: str) -> None:
     """Has the device's compiler build a kernel's text. Raises tinygrad's CompileError."""
-    Device[device].compiler.compile(_source(kernel, device))
+    source = _source(kernel, device)
+    if target_of(device) is Target.HOPPER:
+        _compiled_for_hopper(source)
+    else:
+        Device[device].compiler.compile(source)
 
 
 def _source(kernel: Kernel, device: str) -> str:
     """A kernel's text as the device's compiler reads it."""
-    return translate(kernel) if target_of(device) is Target.CUDA else kernel.source
+    return kernel.source if target_of(device) is Target.METAL else translate(kernel)
+
+
+@cache
+def _compiled_for_hopper(source: str) -> bytes:
+    """As tinygrad compiles, with the instructions that only Hopper has."""
+    return NVRTCCompiler("sm_90a").compile(source)
 
 
 def _expect_argument(name: str, argument: Argument, tensor: Tensor) -> None:

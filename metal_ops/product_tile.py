@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from tinygrad import dtypes
 from tinygrad.dtype import DType
 
-from metal_ops.kernel import SIMD_WIDTH, THREADGROUP_BYTES, Target, divide_up
+from metal_ops.kernel import SIMD_WIDTH, Target, divide_up
 from metal_ops.products import BLOCK, WeightKind, num_chunks
 
 TILE = 8  # outputs and rows of a simdgroup matrix
 OUTPUT_TILES = 2  # of a threadgroup that multiplies few rows
-MANY_ROW_TILES = 4
-MANY_SIMDGROUPS = 4
+MOST_ROW_TILES = 4  # of few rows
 # Rows that are multiplied as many.
-FEWEST_MANY = MANY_ROW_TILES * TILE + 1
+FEWEST_MANY = MOST_ROW_TILES * TILE + 1
 MAX_TURNS = 16
 PIECE_BYTES = 16  # of a row, which a thread copies at once
 STAGE_VALUES = 64  # of K at least
@@ -24,18 +23,41 @@ SPAN = 4  # units of K of a pass of the loop over many rows
 
 @dataclass(frozen=True)
 class ManyRows:
-    """What many rows take on a target: tiles of outputs of a SIMD-group, and stages at most."""
+    """A threadgroup that multiplies many rows: tiles of rows, SIMD-groups, and tiles of outputs of
+    each; how many run at once; stages at most. is_wide: with the products of kernels/wide.cuh.
+    """
 
+    row_tiles: int
+    simdgroups: int
     output_tiles: int
+    at_once: int
     max_stages: int
+    is_wide: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        return TILE * self.row_tiles
 
 
-# On NVIDIA's GPUs, whose threads have more registers, a SIMD-group multiplies twice the outputs
-# with rows that it has loaded once.
-MANY_ROWS = {Target.METAL: ManyRows(2, 3), Target.CUDA: ManyRows(4, 4)}
-# Threadgroups that run at once: two a core of an M4 Max with 40 cores, and as many waiting; two a
-# multiprocessor of an H200, whose registers hold no third one of 256 threads.
-AT_ONCE = {Target.METAL: 160, Target.CUDA: 264}
+# Threadgroups of few rows that run at once: two a core of an M4 Max with 40 cores, and as many
+# waiting; two a multiprocessor of an H200, whose registers hold no third one of 256 threads.
+AT_ONCE = {Target.METAL: 160, Target.CUDA: 264, Target.HOPPER: 264}
+# Those of many rows, the largest first: smaller ones are for when there are too few to go round. On
+# NVIDIA's GPUs, whose threads have more registers, a SIMD-group multiplies more outputs with rows
+# that it has loaded once, and a threadgroup more rows with weights that it has unpacked once.
+MANY_ROWS = {
+    Target.METAL: (ManyRows(4, 4, 2, 160, 3), ManyRows(4, 4, 1, 160, 3)),
+    Target.CUDA: (
+        ManyRows(8, 8, 4, 132, 4),
+        ManyRows(4, 4, 4, 264, 4),
+        ManyRows(4, 4, 2, 264, 4),
+    ),
+}
+MANY_ROWS[Target.HOPPER] = (
+    ManyRows(8, 8, 4, 132, 3, is_wide=True),
+    ManyRows(8, 4, 2, 264, 3, is_wide=True),
+    *MANY_ROWS[Target.CUDA],
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +74,7 @@ class Tile:
     num_weights: int
     turns: int = 1
     stages: int = 0
+    is_wide: bool = False
 
     @property
     def is_staged(self) -> bool:
@@ -60,7 +83,8 @@ class Tile:
     @property
     def stems(self) -> tuple[str, ...]:
         """The texts that make its sums."""
-        return ("lanes", "tile", "products", "many_rows" if self.is_staged else "few_rows")
+        wide = ("wide",) if self.is_wide else ()
+        return ("lanes", "tile", "products", *wide, "many_rows" if self.is_staged else "few_rows")
 
     @property
     def num_rows(self) -> int:
@@ -82,13 +106,13 @@ class Stage:
     num_bytes: int
 
     @classmethod
-    def of(cls, weight: WeightKind, dtype: DType) -> "Stage":
+    def of(cls, weight: WeightKind, dtype: DType, num_rows: int) -> "Stage":
         units = max(1, STAGE_VALUES // weight.unit)
         # So that lanes of different rows and quarters of a unit find their values in different
         # banks.
         padding = PIECE_BYTES // dtype.itemsize * (4 if weight.unit == BLOCK else 1)
         pitch = units * weight.unit + padding
-        return cls(units, pitch, MANY_ROW_TILES * TILE * pitch * dtype.itemsize)
+        return cls(units, pitch, num_rows * pitch * dtype.itemsize)
 
 
 def tile_of(
@@ -106,11 +130,12 @@ def tile_of(
     num_experts: weights side by side in the launch. takes_turns: whether a threadgroup may take
     outputs one after the other. fewest_many: rows from which on they are staged.
     """
-    stages = min(MANY_ROWS[target].max_stages, _room_for_stages(weight, dtype))
-    if num_rows >= fewest_many and stages >= 2 + _lead(weight):
-        return _many_rows(weight, num_rows, target, num_weights, num_experts, stages)
+    if num_rows >= fewest_many:
+        many = _many_rows(weight, dtype, num_rows, target, num_weights, num_experts)
+        if many is not None:
+            return many
     # As many tiles as the rows fill: 1, 2 or 4.
-    row_tiles = min(MANY_ROW_TILES, 1 << (divide_up(num_rows, TILE) - 1).bit_length())
+    row_tiles = min(MOST_ROW_TILES, 1 << (divide_up(num_rows, TILE) - 1).bit_length())
     tile = Tile(row_tiles, OUTPUT_TILES, num_chunks(weight), num_weights)
     # More rows leave no registers for what is kept from turn to turn.
     is_whole = weight.num_outputs % tile.num_outputs == 0
@@ -125,32 +150,53 @@ def tile_of(
 
 def _many_rows(
     weight: WeightKind,
+    dtype: DType,
     num_rows: int,
     target: Target,
     num_weights: int,
     num_experts: int,
-    stages: int,
-) -> Tile:
-    many = MANY_ROWS[target]
-    tile = Tile(MANY_ROW_TILES, many.output_tiles, MANY_SIMDGROUPS, num_weights, stages=stages)
-    row_blocks = divide_up(num_rows, tile.num_rows)
-    blocks = row_blocks * divide_up(weight.num_outputs, tile.num_outputs) * num_experts
-    half = many.output_tiles // 2
-    # Smaller ones where there are too few to go round.
-    is_short = 2 * blocks <= AT_ONCE[target] and half >= num_weights
-    return replace(tile, output_tiles=half) if is_short else tile
+) -> Tile | None:
+    """The tile of many rows, if threadgroup memory has room for the stages of one."""
+    tile = None
+    for many in MANY_ROWS[target]:
+        stages = _num_stages(weight, dtype, many, target)
+        if stages < 2 + _lead(weight) or (tile and tile.is_wide > many.is_wide):
+            continue
+        if many.output_tiles < num_weights or (many.is_wide and not can_be_wide(weight, dtype)):
+            continue
+        tile = Tile(
+            many.row_tiles,
+            many.output_tiles,
+            many.simdgroups,
+            num_weights,
+            stages=stages,
+            is_wide=many.is_wide,
+        )
+        outputs = divide_up(weight.num_outputs, tile.num_outputs)
+        if 2 * divide_up(num_rows, tile.num_rows) * outputs * num_experts > many.at_once:
+            break
+    return tile
 
 
-def _room_for_stages(weight: WeightKind, dtype: DType) -> int:
-    stage = Stage.of(weight, dtype)
-    # What the rows of a stage add up to, twice.
-    sums = _lead(weight) * 2 * stage.units * MANY_ROW_TILES * TILE * dtypes.float32.itemsize
-    return (THREADGROUP_BYTES - sums) // stage.num_bytes
+def can_be_wide(weight: WeightKind, dtype: DType) -> bool:
+    """Whether Hopper's tensor cores take the rows out of threadgroup memory: in 16 bits, where so
+    much of K is multiplied at a time that to wait for it is worth while.
+    """
+    return weight.bits > 0 and dtype.itemsize == 2
+
+
+def _num_stages(weight: WeightKind, dtype: DType, many: ManyRows, target: Target) -> int:
+    """As many as there is room for."""
+    stage = Stage.of(weight, dtype, many.num_rows)
+    # Twice what the rows of a stage add up to, and they themselves as wide products take them.
+    beside = _lead(weight) * stage.units * many.num_rows * dtypes.float32.itemsize
+    beside += many.is_wide * stage.units * weight.unit * many.num_rows * dtype.itemsize
+    return min(many.max_stages, (target.threadgroup_bytes - 2 * beside) // stage.num_bytes)
 
 
 def _lead(weight: WeightKind) -> int:
     """How many stages before they are multiplied rows must have come: those that codes are
-    multiplied with are added up first.
+    multiplied with are dealt and added up first.
     """
     return int(weight.bits > 0)
 
@@ -173,6 +219,7 @@ def constants(
         "IS_SAME": dtype == weight.dtype,
         "IS_WHOLE": all(count % tile.num_outputs == 0 for count in outputs),
         "IS_STAGED": tile.is_staged,
+        "IS_WIDE": tile.is_wide,
         "DEPTH": weight.depth,
         "CHUNKS": num_chunks(weight),
         "THREADS": SIMD_WIDTH * tile.simdgroups,
@@ -183,7 +230,7 @@ def constants(
         "WEIGHTS": tile.num_weights,
     }
     if tile.is_staged:
-        stage = Stage.of(weight, dtype)
+        stage = Stage.of(weight, dtype, tile.num_rows)
         values |= {
             "STAGES": tile.stages,
             "STAGE_UNITS": stage.units,

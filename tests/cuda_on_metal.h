@@ -72,6 +72,69 @@ MSL_LIBRARY void multiply_by_16(T, Upper& upper, Lower& lower, const uint* a_upp
   }
 }
 
+// Products of Hopper's: those that were begun are made at the wait, of rows as they are then.
+struct WideRows {
+  const char* at;
+  int tile_bytes;
+};
+template <class T>
+METAL_FUNC WideRows wide_rows(const T* from, int tile_bytes) {
+  return WideRows{(const char*)from, tile_bytes};
+}
+METAL_FUNC WideRows rows_after(WideRows rows, int num_bytes) {
+  return WideRows{rows.at + num_bytes, rows.tile_bytes};
+}
+struct Begun {
+  struct {
+    uint upper[2], lower[2];
+    WideRows rows;
+    bool is_added, is_bfloat;
+  } products[8];
+  uint count;
+};
+static Begun begun[1024];
+
+template <int TILES>
+struct Wide {
+  template <class T, class Sums>
+  MSL_LIBRARY void multiply(T, Sums, const uint* a_upper, const uint* a_lower, WideRows rows, bool is_added) {
+    Begun& own = begun[emu_thread()];
+    auto& product = own.products[own.count++];
+    for (int i = 0; i < 2; i++) {
+      product.upper[i] = a_upper[i];
+      product.lower[i] = a_lower[i];
+    }
+    product.rows = rows;
+    product.is_added = is_added;
+    product.is_bfloat = __is_same(T, bfloat);
+  }
+  template <class Sums>
+  MSL_LIBRARY void wait(Sums sums, MSL_SITE) {
+    Begun& own = begun[emu_thread()];
+    for (uint n = 0; n < own.count; n++) {
+      const auto& product = own.products[n];
+      for (int tile = 0; tile < TILES; tile++) {
+        auto &upper = sums[tile][0].thread_elements(), &lower = sums[tile][1].thread_elements();
+        uint words[2];
+        for (int i = 0; i < 2; i++) {
+          const char* from = product.rows.at + tile * product.rows.tile_bytes + 128 * i + 4 * emu_lane();
+          emu_touch(from, 4, EMU_READ, file, line);
+          __builtin_memcpy(&words[i], from, 4);
+        }
+        for (int i = 0; i < 2 && !product.is_added; i++) upper[i] = lower[i] = 0;
+        if (product.is_bfloat)
+          multiply_by_16(bfloat(), upper, lower, product.upper, product.lower, words, file, line, column);
+        else
+          multiply_by_16(half(), upper, lower, product.upper, product.lower, words, file, line, column);
+      }
+    }
+    own.count = 0;
+  }
+};
+MSL_INLINE void begin_products() {}
+MSL_INLINE void end_products() {}
+MSL_INLINE void show_to_products() {}
+
 // What a thread has started to copy: done no sooner than it waits, and NaN until then.
 struct Copies {
   struct {

@@ -174,7 +174,7 @@ def test_an_output_that_nobody_reads_is_quiet():
 
 
 def test_kernels_in_processes_of_their_own_say_the_same():
-    chosen = report.choose(["argmax", "tap"], "METAL")
+    chosen = report.choose(["argmax", "tap"])
     report.open_device("METAL", lambda line: None)
     said, said_apart, shown = [], [], []
     assert report.verify(chosen, "METAL", said.append, lambda what: None)

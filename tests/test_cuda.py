@@ -17,26 +17,30 @@ from metal_ops.emulated_metal.toolchain import find_toolchain
 from metal_ops.kernel import HEAD, OLDEST_CUDA, Argument, Kernel, Target, compose
 
 CONTRACTS = {contract.name: contract for contract in contracts(Target.CUDA)}
+OF_HOPPER = {contract.name: contract for contract in contracts(Target.HOPPER)}
+ARCHS = {Target.CUDA: f"sm_{OLDEST_CUDA}", Target.HOPPER: "sm_90a"}
 DECLARATIONS = Path(__file__).parent / "cuda_declarations.h"
 
 
 @cache
-def compiler():
-    """Compiles a text, for the oldest GPU: NVRTC where there is one, else clang's front end."""
+def compiler(target=Target.CUDA):
+    """Compiles a text, for the oldest GPU of a target: NVRTC where there is one, else clang's front
+    end.
+    """
     try:
-        nvrtc = NVRTCCompiler(f"sm_{OLDEST_CUDA}", ptx=False)
+        nvrtc = NVRTCCompiler(ARCHS[target], ptx=False)
         nvrtc.compile("__device__ int x;")
         return nvrtc.compile
     except (AttributeError, OSError, CompileError):
-        return clang_compiler()
+        return clang_compiler(ARCHS[target])
 
 
-def clang_compiler():
+def clang_compiler(arch):
     try:
         clang = find_toolchain().clang
     except ToolchainError as error:
         pytest.skip(f"neither NVRTC nor clang: {error}")
-    flags = ("-x", "cuda", f"--cuda-gpu-arch=sm_{OLDEST_CUDA}", "--cuda-device-only")
+    flags = ("-x", "cuda", f"--cuda-gpu-arch={arch}", "--cuda-device-only")
     alone = ("-nocudainc", "-nocudalib", "-fsyntax-only", "-include", str(DECLARATIONS), "-")
 
     def check(text: str) -> None:
@@ -61,6 +65,13 @@ def kinds(kernels: list[Kernel]) -> list[Kernel]:
 def test_every_kernel_compiles(name):
     for kernel in kinds(CONTRACTS[name].kernels):
         compiler()(translate(kernel))
+
+
+@pytest.mark.parametrize("name", OF_HOPPER)
+def test_kernels_that_only_hopper_has_compile(name):
+    kernels = [k for k in OF_HOPPER[name].kernels if "#define IS_WIDE 1\n" in k.source]
+    for kernel in kinds(kernels):
+        compiler(Target.HOPPER)(translate(kernel))
 
 
 def test_a_wrong_text_does_not_compile():
@@ -135,6 +146,6 @@ def test_what_cannot_be_rewritten(old, new, words):
 
 
 def test_a_target_has_its_own_lanes():
-    metal, cuda = (compose(("lanes",), "x", "x", target) for target in Target)
-    assert metal != cuda and metal == compose(("lanes",), "x", "x")
+    metal, cuda, hopper = (compose(("lanes",), "x", "x", target) for target in Target)
+    assert metal != cuda == hopper and metal == compose(("lanes",), "x", "x")
     assert compose(("tap",), "x", "x", Target.CUDA) == compose(("tap",), "x", "x")

@@ -26,6 +26,13 @@ CONTRACTS = {
     for contract in contracts(Target.CUDA)
     if contract.name.split()[0] in (*PRODUCTS, *ATTENTION)
 }
+WIDE = "#define IS_WIDE 1\n"
+# Of Hopper what is its own.
+WIDE_CONTRACTS = {
+    contract.name: replace(contract, cases=wide)
+    for contract in contracts(Target.HOPPER)
+    if (wide := tuple(case for case in contract.cases if WIDE in case.kernels[0].source))
+}
 # How a text makes its sums; what of that is looked at in some, which the others only repeat.
 DETAILED = ("matmul", "matmul 4-bit", "matmul 8-bit")
 FORM = re.compile(r"#define (?:ROW_TILES 1|IS_STAGED 1|OUTPUT_TILES 4|TURNS 1)$", re.MULTILINE)
@@ -49,7 +56,16 @@ def run_on_metal(case: Case, device: str) -> tuple[Buffers, list[str]]:
         text = HEAD + HEADER + kernel.source.removeprefix(HEAD)
         function = compile(text, gates.FILE, strict=False)[kernel.name]
         given = [buffers[argument.name] for argument in (*kernel.writes, *kernel.reads)]
-        run(function, kernel.grid, kernel.threads, *given, order="random", seed=3)
+        limit = Target.CUDA.threadgroup_bytes
+        run(
+            function,
+            kernel.grid,
+            kernel.threads,
+            *given,
+            order="random",
+            seed=3,
+            max_threadgroup_bytes=limit,
+        )
     return buffers, []
 
 
@@ -81,6 +97,17 @@ def test_sums_of_every_form(name):
     assert [*gates.shapes(contract, "CUDA"), *gates.reference(contract, "CUDA")] == []
 
 
+@pytest.mark.parametrize("name", WIDE_CONTRACTS)
+def test_sums_of_products_that_only_hopper_has(name):
+    contract = one_of_each_form(WIDE_CONTRACTS[name])
+    assert [*gates.shapes(contract, "CUDA"), *gates.reference(contract, "CUDA")] == []
+
+
+@pytest.mark.parametrize("name", ("matmul 4-bit", "matmul 8-bit", "expert_down 4-bit"))
+def test_a_rows_bits_are_its_own_on_hopper(name):
+    assert list(gates.rows(WIDE_CONTRACTS[name], "CUDA")) == []
+
+
 @pytest.mark.parametrize("name", ("matmul", "matmul 4-bit", "expert_down 4-bit", *ATTENTION))
 def test_a_rows_bits_are_its_own(name):
     assert list(gates.rows(CONTRACTS[name], "CUDA")) == []
@@ -99,7 +126,7 @@ FAULTS = [
     ("matmul 4-bit", FEW, BFLOAT, "looked_up<0xea>", "looked_up<0xf8>"),
     ("matmul 8-bit", FEW, BFLOAT, "ones.lower, block.steps + j", "ones.lower, block.steps"),
     ("matmul", FEW, BFLOAT, "weights[1].steps + j", "weights[0].steps + j"),
-    ("matmul", FEW, BFLOAT, "steps + j, rows.steps + j", "steps + j, rows.steps + 2 - j"),
+    ("matmul", FEW, BFLOAT, "rows[r].steps + j);", "rows[r].steps + 2 - j);"),
     ("matmul", FEW, BFLOAT, "return lane_output(lane); }", "return lane_output(lane) ^ 1; }"),
     ("matmul", FEW, BFLOAT, "return int(lane / 4); }", "return int(lane % 8); }"),
     ("matmul", FEW, BFLOAT, "return int(lane % 4); }", "return int(lane / 8); }"),
@@ -125,6 +152,28 @@ def test_a_planted_fault_is_seen(name, form, dtype, old, new):
     """In a case of the form and type."""
     contract = CONTRACTS[name]
     case = next(case for case in contract.cases if has(case, form, dtype))
+    control = Control(old, old, new, case.is_checked_by)
+    is_seen, found = seen(replace(contract, cases=(case,), rows=()), control, "CUDA")
+    assert is_seen, found
+
+
+WIDE_FAULTS = [
+    ("(4 * b + j) * MATRIX_BYTES", "4 * b * MATRIX_BYTES"),
+    ("to[j * MATRIX_WORDS]", "to[(j ^ 1) * MATRIX_WORDS]"),
+    ("* MATRIX_WORDS + lane", "* MATRIX_WORDS + (lane ^ 1)"),
+    ("STAGE_MATRICES * MATRIX_BYTES", "MATRIX_BYTES"),
+    ("blocks[b][output + 1]", "blocks[b][output]"),
+    ("b || j", "b"),
+    ("Wide<TILES>::wait(products);", ""),
+    ("stage % 2 * (ROWS * STAGE) + u", "u"),
+    (f"        {BARRIER}", ""),
+]
+
+
+@pytest.mark.parametrize("old, new", WIDE_FAULTS)
+def test_a_fault_planted_in_what_only_hopper_has_is_seen(old, new):
+    contract = WIDE_CONTRACTS["matmul 4-bit"]
+    case = next(case for case in contract.cases if has(case, BFLOAT))
     control = Control(old, old, new, case.is_checked_by)
     is_seen, found = seen(replace(contract, cases=(case,), rows=()), control, "CUDA")
     assert is_seen, found

@@ -8,6 +8,7 @@ from lfm2.environment import settle_tinygrad
 from lfm2.errors import LFM2Error, RequestError
 from metal_ops.contract import report
 from metal_ops.contract.errors import ContractError, Refused
+from metal_ops.kernel import target_of
 
 
 @click.command()
@@ -46,11 +47,12 @@ def verify(terminal: Terminal, only: tuple[str, ...], is_list: bool, device: str
         terminal.write(line + "\n")
 
     try:
-        chosen = report.choose(only, device)
+        named = report.choose(only)
         if is_list:
-            say("\n".join(contract.name for contract in chosen))
+            say("\n".join(contract.name for contract in named))
             return
         device = report.open_device(device, say)
+        chosen = report.choose(only, target_of(device))
         num_processes = report.num_processors()
         is_proved = report.verify(chosen, device, say, terminal.show, num_processes)
     except Refused as error:

@@ -10,6 +10,7 @@ import click
 
 from metal_ops.contract.errors import ContractError
 from metal_ops.contract.report import choose, num_processors, open_device, verify
+from metal_ops.kernel import target_of
 
 NAME = "python -m metal_ops.contract"
 INTERRUPTED = 130  # as shells count: 128 and the number of the signal
@@ -41,12 +42,13 @@ def contract(only: tuple[str, ...], is_list: bool, device: str, order: str, seed
     On a Mac METAL is the real one; on Linux it is emulated, with every access to memory checked.
     Exits with 1 if a kernel fails or a planted fault is missed.
     """
-    chosen = choose(only, device)
+    named = choose(only)
     if is_list:
-        for one in chosen:
+        for one in named:
             say(one.name)
         return
     device = open_device(device, say, order, seed)
+    chosen = choose(only, target_of(device))
     is_proved = verify(chosen, device, say, progress, num_processors())
     progress("")
     if not is_proved:

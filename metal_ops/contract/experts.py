@@ -81,7 +81,7 @@ def gate_up_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
     ]
     if name == " 4-bit":
         cases.append(make_case(same(2, 4, 8), 8, 1536, 2048, kinds[0], "reference"))
-    if target is Target.CUDA:
+    if target is not Target.METAL:
         # Experts for all of a GPU, where a SIMD-group has its widest tile.
         cases.append(make_case(spread(256, 1, 16), 16, 576, 256, kinds[0]))
 
@@ -113,7 +113,7 @@ def down_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
     ]
     if name == " 4-bit":
         cases.append(make_case(same(2, 4, 8), 8, 2048, 1536, kinds[0], "reference"))
-    if target is Target.CUDA:
+    if target is not Target.METAL:
         cases.append(make_case(spread(256, 1, 16), 16, 1152, 256, kinds[0]))
 
     def make(chosen: np.ndarray, num_experts: int) -> Case:

@@ -45,7 +45,7 @@ def builds(contract: Contract, device: str) -> Faults:
     for kernel in contract.kernels:
         try:
             compile_kernel(kernel, device)
-            if target_of(device) is Target.CUDA or not has_clang():
+            if target_of(device) is not Target.METAL or not has_clang():
                 continue
             # By the name that emulated METAL has read it under, so that it is read once.
             declared = {found.name: found for found in read_kernels(kernel.source, FILE, True)}

@@ -11,6 +11,7 @@ from metal_ops.contract.case import EPSILON, Buffers, Case, Contract, Control, E
 from metal_ops.contract.case import pattern, rounded
 from metal_ops.kernel import TYPES, Kernel, Target
 from metal_ops.matmul import gate_up_kernel, matmul_kernel, project_kernel
+from metal_ops.product_tile import MANY_ROWS
 from metal_ops.products import BLOCK, WeightKind
 
 F32, F16, BF16 = dtypes.float32, dtypes.float16, dtypes.bfloat16
@@ -114,14 +115,14 @@ def matmul_contract(name: str, kinds: list, target: Target) -> Contract:
     # are.
     cases += [make_case(43, 70, 9 * (kind[-1] or BLOCK), kind, False) for kind in kinds]
     cases += [make_case(43, 128, 8 * (kind[-1] or BLOCK), kind, False) for kind in kinds]
-    if target is Target.CUDA:
+    if target is not Target.METAL:
         # Outputs for all of a GPU, where a SIMD-group has its widest tile.
-        cases.append(make_case(33, 8512, 8 * (kinds[0][-1] or BLOCK), kinds[0], False))
+        cases.append(make_case(65, 8512, 8 * (kinds[0][-1] or BLOCK), kinds[0], False))
     # Whole rows and outputs of a real matrix, the wide projection of the convolution.
     cases.append(make_case(16, 6144 // 8, 2048, kinds[0], False, "reference"))
     cases.append(make_case(1, 2048, 1024, kinds[0], True, "reference"))
     cases.append(make_case(3, 65, 1024, kinds[1], False, "reference", F32))
-    rows = company(lambda num_rows: make_case(num_rows, 24, 1152, kinds[0], True), 1152)
+    rows = company(target, lambda num_rows: make_case(num_rows, 24, 1152, kinds[0], True))
     controls = (
         *SUM_CONTROLS,
         TURNS,
@@ -170,10 +171,10 @@ def gate_up_contract(name: str, kinds: list, target: Target) -> Contract:
     shapes = [(1, 33, 128), (9, 8, 384), (37, 17, 256)]
     cases = [make_case(*shape, kinds[i % len(kinds)]) for i, shape in enumerate(shapes * 2)]
     cases.append(make_case(2, 2560, 128, kinds[0]))
-    if target is Target.CUDA:
-        cases.append(make_case(33, 4288, 256, kinds[0]))
+    if target is not Target.METAL:
+        cases.append(make_case(65, 4288, 256, kinds[0]))
     cases.append(make_case(4, 576, 1024, kinds[0], "reference"))
-    rows = company(lambda num_rows: make_case(num_rows, 16, 640, kinds[0]), 640)
+    rows = company(target, lambda num_rows: make_case(num_rows, 16, 640, kinds[0]))
     controls = (
         TURNS,
         Control("gate and up change places", "swiglu(gate, up);", "swiglu(up, gate);", "reference"),
@@ -186,7 +187,7 @@ def project_contract(name: str, kinds: list, target: Target) -> Contract:
     shapes = [(1, 96, 32, 128), (9, 48, 16, 384), (37, 33, 17, 256)]
     cases = [make_case(*shape, kinds[i % len(kinds)]) for i, shape in enumerate(shapes * 2)]
     cases.append(make_case(2, 1024, 512, 1024, kinds[0], "reference"))
-    rows = company(lambda num_rows: make_case(num_rows, 32, 16, 640, kinds[0]), 640, "q")
+    rows = company(target, lambda num_rows: make_case(num_rows, 32, 16, 640, kinds[0]), "q")
     controls = (
         Control("the values are the keys", ": v;", ": k;", "shapes"),
         Control(
@@ -199,9 +200,12 @@ def project_contract(name: str, kinds: list, target: Target) -> Contract:
     return Contract(f"project{name}", tuple(cases), rows, controls)
 
 
-def company(make: Callable[[int], Case], depth: int, out: str = "out") -> tuple[SameBits, ...]:
-    """Rows of a wide case, and the same rows in narrower ones, in another order too."""
-    wide = make(37)
+def company(target: Target, make: Callable[[int], Case], out: str = "out") -> tuple[SameBits, ...]:
+    """Rows of a wide case, more than a tile of many holds, and the same rows in narrower ones, in
+    another order too.
+    """
+    count = MANY_ROWS[target][0].num_rows + 5
+    wide = make(count)
     x = wide.buffers["x"]
 
     def picked(rows: list[int]) -> SameBits:
@@ -211,10 +215,12 @@ def company(make: Callable[[int], Case], depth: int, out: str = "out") -> tuple[
         def pick(found: Buffers) -> np.ndarray:
             return found[out][rows]
 
-        return SameBits(f"rows {rows[:3]} of 37", (wide, alone), (pick, lambda found: found[out]))
+        name = f"rows {rows[:3]} of {count}"
+        return SameBits(name, (wide, alone), (pick, lambda found: found[out]))
 
-    every = list(range(37))
-    return tuple(map(picked, ([0], [36], [35, 3], every[8:17], every[4:36], every[::-1])))
+    every = list(range(count))
+    few = ([0], [count - 1], [count - 2, 3], every[8:17])
+    return tuple(map(picked, (*few, every[4 : count - 1], every[::-1])))
 
 
 def matmul_case(

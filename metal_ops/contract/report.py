@@ -38,7 +38,7 @@ from metal_ops.contract.gates import COMPILE_ERRORS, GATES, first_line, has_clan
 from metal_ops.contract.limits import FAMILIES
 from metal_ops.emulated_metal import ToolchainError, install
 from metal_ops.emulated_metal.toolchain import find_toolchain
-from metal_ops.kernel import DEVICES, OLDEST_CUDA, Target, has_kernels
+from metal_ops.kernel import DEVICES, OLDEST_CUDA, Target, target_of
 
 Say = Callable[[str], None]
 DEVICE = re.compile(r"[A-Z]\w*(:\d+)?", re.ASCII)
@@ -68,15 +68,11 @@ def contracts(target: Target = Target.METAL) -> list[Contract]:
     ]
 
 
-def _contracts_on(device: str) -> list[Contract]:
-    return contracts(DEVICES.get(_kind(device), Target.METAL))
-
-
-def choose(names: Iterable[str], device: str) -> list[Contract]:
-    """The contracts of these names for a device, each once; all of them if there are no names.
-    Case does not count. Raises Refused.
+def choose(names: Iterable[str], target: Target = Target.METAL) -> list[Contract]:
+    """The contracts of these names, each once; all of them if there are no names. Case does not
+    count. Raises Refused. Every target has the same names.
     """
-    known = {contract.name.lower(): contract for contract in _contracts_on(device)}
+    known = {contract.name.lower(): contract for contract in contracts(target)}
     wanted = {name.lower(): name for name in names}
     for name, given in wanted.items():
         if name not in known:
@@ -121,7 +117,7 @@ def open_device(name: str, say: Say, order: str = "random", seed: int = 0) -> st
         raise ContractError(reason) from error
     except Exception as error:
         raise ContractError(f"device {device} cannot be opened: {one_line(error)}") from error
-    if not has_kernels(device):
+    if target_of(device) is None:
         raise ContractError(f"{device} is {target}: kernels need sm_{OLDEST_CUDA} or later")
     if is_emulated(device):
         say(f"METAL: emulated on this machine's processor, checked, {order} order, seed {seed}")
@@ -273,7 +269,7 @@ def _serve(connection: Connection, device: str, *emulation: str | int) -> None:
     emulation: order and seed of emulated threads.
     """
     open_device(device, _drop, *emulation)
-    known = {contract.name: contract for contract in _contracts_on(device)}
+    known = {contract.name: contract for contract in contracts(target_of(device))}
     with contextlib.suppress(EOFError):
         while True:
             name = connection.recv()

@@ -268,4 +268,75 @@ template <int NUM_LEFT>
 __device__ __forceinline__ void wait_for_groups_but() {
   asm volatile("cp.async.wait_group %0;" : : "n"(NUM_LEFT) : "memory");
 }
+
+// Products of Hopper's tensor cores: 16 outputs of each of the 4 SIMD-groups of a warpgroup, all of which take part,
+// with up to 8 tiles of 8 rows out of threadgroup memory. They are begun, and have come after the wait.
+//
+// Rows lie in matrices of 8 rows by 8 of K, 128 bytes each, row by row; tiles of rows tile_bytes after each other. Of 16
+// of K two matrices are taken: a lane's weights are multiplied with elements 2 * (lane % 4) and the next of either.
+typedef unsigned long long WideRows;
+template <typename T>
+__device__ __forceinline__ WideRows wide_rows(const T* from, int tile_bytes) {
+  unsigned long long at;
+  asm("cvta.to.shared.u64 %0, %1;" : "=l"(at) : "l"(from));
+  const int matrix_bytes = 128;
+  return (at & 0x3ffff) / 16 | (unsigned long long)(matrix_bytes / 16) << 16 |
+         (unsigned long long)(tile_bytes / 16) << 32;
+}
+__device__ __forceinline__ WideRows rows_after(WideRows rows, int num_bytes) { return rows + num_bytes / 16; }
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// What this thread has written to threadgroup memory is seen by products after the next barrier.
+__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// multiply: sums += those of 16 of K, or = if it does not add. Sums of the upper 8 outputs are the first of a tile, of
+// the lower 8 the second.
+template <int TILES>
+struct Wide;
+#define SUMS_OF(tile) \
+  "+f"(sums[tile][0].elements.x), "+f"(sums[tile][0].elements.y), "+f"(sums[tile][1].elements.x), \
+      "+f"(sums[tile][1].elements.y)
+#define SUMS_1 SUMS_OF(0)
+#define SUMS_2 SUMS_1, SUMS_OF(1)
+#define SUMS_4 SUMS_2, SUMS_OF(2), SUMS_OF(3)
+#define SUMS_8 SUMS_4, SUMS_OF(4), SUMS_OF(5), SUMS_OF(6), SUMS_OF(7)
+#define NAMES_1 "%0, %1, %2, %3"
+#define NAMES_2 NAMES_1 ", %4, %5, %6, %7"
+#define NAMES_4 NAMES_2 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_8 \
+  NAMES_4 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WIDE_MULTIPLY(type, spelled, tiles, shape, words, rows, adds) \
+  template <typename Sums> \
+  static __device__ __forceinline__ void multiply( \
+      type, Sums (*sums)[2], const uint* a_upper, const uint* a_lower, WideRows b, bool is_added) { \
+    asm volatile("{ .reg .pred adds; setp.ne.b32 adds, " adds ", 0; " \
+                 "wgmma.mma_async.sync.aligned." shape ".f32." spelled "." spelled \
+                 " {" NAMES_##tiles "}, {" words "}, " rows ", adds, 1, 1, 0; }" \
+                 : SUMS_##tiles \
+                 : "r"(a_upper[0]), "r"(a_lower[0]), "r"(a_upper[1]), "r"(a_lower[1]), "l"(b), "r"(int(is_added))); \
+  }
+#define WIDE(tiles, ...) \
+  template <> \
+  struct Wide<tiles> { \
+    WIDE_MULTIPLY(half, "f16", tiles, __VA_ARGS__) \
+    WIDE_MULTIPLY(bfloat, "bf16", tiles, __VA_ARGS__) \
+    template <typename Sums> \
+    static __device__ __forceinline__ void wait(Sums (*sums)[2]) { \
+      asm volatile("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;" : SUMS_##tiles : : "memory"); \
+    } \
+  };
+WIDE(1, "m64n8k16", "%4, %5, %6, %7", "%8", "%9")
+WIDE(2, "m64n16k16", "%8, %9, %10, %11", "%12", "%13")
+WIDE(4, "m64n32k16", "%16, %17, %18, %19", "%20", "%21")
+WIDE(8, "m64n64k16", "%32, %33, %34, %35", "%36", "%37")
+#undef WIDE
+#undef WIDE_MULTIPLY
+#undef NAMES_1
+#undef NAMES_2
+#undef NAMES_4
+#undef NAMES_8
+#undef SUMS_1
+#undef SUMS_2
+#undef SUMS_4
+#undef SUMS_8
+#undef SUMS_OF
 }  // namespace metal

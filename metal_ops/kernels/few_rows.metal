@@ -170,7 +170,9 @@ inline void sum_tile(
       if (i + u >= count) break;
       UnitWeights unit[OUTPUT_TILES];
       UNROLL for (int o = 0; o < OUTPUT_TILES; o++) unit[o] = unit_of(now[o], u);
-      add_unit<ROW_TILES>(sums, unit, work.kept.units[u], work.kept.sums[u]);
+      UnitBlocks blocks;
+      set_blocks(blocks, unit);
+      add_unit<ROW_TILES>(sums, unit, blocks, work.kept.units[u], work.kept.sums[u]);
     }
     if (KEEPS_ROWS) load_next(work.next, weights, first, i + BATCH, count, turn, lane);
   }

@@ -2,8 +2,9 @@
 // all of K with all rows. A weight is read and unpacked once for ROWS rows, straight to the registers of the lanes that
 // multiply it, AHEAD units ahead; the rows go through threadgroup memory, which all SIMD-groups read, STAGES - 1 stages
 // of K ahead. One barrier a stage, which says that its rows have come and that those of the stage before are done with.
-// What rows add up to over a unit of packed weights is made once for all, LEAD stages ahead, by a SIMD-group a tile of
-// rows. A pass of the loop is a span of SPAN units, so that what belongs to one of them is known where it is compiled.
+// Rows that packed weights multiply are dealt once for all, LEAD stages ahead, by a SIMD-group a tile of rows, and added
+// up over each unit. A pass of the loop is a span of SPAN units, so that what belongs to one of them is known where it
+// is compiled.
 //
 // A thread copies the pieces of rows that it holds pointers to, 16 bytes each. It then has the sums of the places that
 // its lane has in the simdgroup matrices. 2 * 2 * ROW_TILES * OUTPUT_TILES registers of sums, of a chunk and of all,
@@ -15,7 +16,9 @@
 #define PIECES (STAGE / PIECE)
 #define MEMORY Piece
 #define STAGED_PIECES (STAGES * ROWS * PITCH / PIECE)
-#define MEMORY_SIZE (STAGED_PIECES + LEAD * 2 * STAGE_UNITS * ROWS / 4)
+// Of wide.cuh, which takes dealt rows from places of their own.
+#define DEALT_PIECES (IS_WIDE * 2 * ROWS * STAGE / PIECE)
+#define MEMORY_SIZE (STAGED_PIECES + DEALT_PIECES + LEAD * 2 * STAGE_UNITS * ROWS / 4)
 #define NUM_POINTERS (ROWS * PIECES / THREADS)
 // The scales of a span lie side by side, where none is short of units.
 #define IS_TOGETHER (BITS && NUM_UNITS % SPAN == 0)
@@ -28,6 +31,11 @@
 typedef uint4 Piece;
 struct Work {
   device const T* at[NUM_POINTERS];
+};
+// Where rows are, what they are dealt to and what they add up to: of STAGES stages, and of two each.
+struct Staged {
+  threadgroup T *rows, *dealt;
+  threadgroup float* sums;
 };
 struct Totals {
   Sums sums[ROW_TILES][OUTPUT_TILES];
@@ -42,8 +50,8 @@ inline int tile_output(int tile, uint thread_index) {
   return TILE * (int(thread_index) / 32 * WEIGHT_TILES + tile) + lane_output(thread_index % 32);
 }
 
-inline void copy_stage(threadgroup T* staged, thread Work& work, int stage, uint thread_index) {
-  threadgroup T* to = staged + stage % STAGES * (ROWS * PITCH);
+inline void copy_stage(thread const Staged& staged, thread Work& work, int stage, uint thread_index) {
+  threadgroup T* to = staged.rows + stage % STAGES * (ROWS * PITCH);
   UNROLL for (int n = 0; n < NUM_POINTERS; n++) {
     const int at = pointed_at(n, thread_index), k = stage * STAGE;
     if (k + at < DEPTH) copy_ahead(to + pointed_row(n, thread_index) * PITCH + at, work.at[n] + k);
@@ -51,41 +59,98 @@ inline void copy_stage(threadgroup T* staged, thread Work& work, int stage, uint
   end_copies();
 }
 
-inline LaneRows staged_rows(threadgroup T* staged, int stage, int tile, uint lane) {
+inline LaneRows staged_rows(thread const Staged& staged, int stage, int tile, uint lane) {
   LaneRows rows;
   UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-    rows.at[i] = staged + (stage % STAGES * ROWS + TILE * tile + loaded_row(lane) + i) * PITCH;
+    rows.at[i] = staged.rows + (stage % STAGES * ROWS + TILE * tile + loaded_row(lane) + i) * PITCH;
   }
   return rows;
 }
 
-// What the rows of a stage add up to, to row_sums[stage % 2][unit][row].
-inline void sum_rows_of_stage(
-    threadgroup float* row_sums, threadgroup T* staged, int stage, thread const Ones& ones, uint thread_index) {
+// What the lane's two rows of a tile add up to over a unit of a stage.
+inline threadgroup float* sums_of_rows(thread const Staged& staged, int stage, int u, int tile, uint lane) {
+  return staged.sums + (stage % 2 * STAGE_UNITS + u) * ROWS + TILE * tile + lane_row(lane);
+}
+
+// A unit of a stage as wide.cuh takes it.
+inline threadgroup T* dealt_unit(thread const Staged& staged, int stage, int u) {
+  return staged.dealt + stage % 2 * (ROWS * STAGE) + u * (TILE * UNIT);
+}
+
+inline void deal_stage(thread const Staged& staged, int stage, thread const Ones& ones, uint thread_index) {
   const uint lane = thread_index % 32;
-  const int tile = thread_index / 32;
-#if SIMDGROUPS < ROW_TILES
-#error "each tile of rows has a SIMD-group that adds it up"
-#elif SIMDGROUPS > ROW_TILES
-  if (tile >= ROW_TILES) return;
+  UNROLL for (int n = 0; n < (ROW_TILES + SIMDGROUPS - 1) / SIMDGROUPS; n++) {
+    const int tile = n * SIMDGROUPS + thread_index / 32;
+    if (ROW_TILES % SIMDGROUPS && tile >= ROW_TILES) break;
+    LaneRows x = staged_rows(staged, stage, tile, lane);
+    UNROLL for (int u = 0; u < STAGE_UNITS; u++) {
+      if (stage * STAGE_UNITS + u >= NUM_UNITS) break;
+      RowSums sum = float2(0.0f);
+      UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
+        RowsBlock rows;
+        load_rows(rows, x, u * UNIT + 8 * b, UNIT / 4, lane);
+        deal_rows(rows);
+#if IS_WIDE
+        store_wide(rows, dealt_unit(staged, stage, u), tile, b, lane);
+#else
+        store_dealt(rows, x, u * UNIT + 8 * b, UNIT / 4, lane);
 #endif
-  LaneRows x = staged_rows(staged, stage, tile, lane);
-  UNROLL for (int u = 0; u < STAGE_UNITS; u++) {
-    if (stage * STAGE_UNITS + u >= NUM_UNITS) break;
-    RowSums sum = float2(0.0f);
-    UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
-      RowsBlock rows;
-      load_rows(rows, x, u * UNIT + 8 * b, UNIT / 4, lane);
-      deal_rows(rows);
-      store_dealt(rows, x, u * UNIT + 8 * b, UNIT / 4, lane);
-      add_rows(sum, rows, ones);
-    }
-    if (lane_output(lane) == 0) {
-      threadgroup float* to = row_sums + (stage % 2 * STAGE_UNITS + u) * ROWS + TILE * tile + lane_row(lane);
-      to[0] = sum.x;
-      to[1] = sum.y;
+        add_rows(sum, rows, ones);
+      }
+      if (lane_output(lane) == 0) {
+        threadgroup float* to = sums_of_rows(staged, stage, u, tile, lane);
+        to[0] = sum.x;
+        to[1] = sum.y;
+      }
     }
   }
+#if IS_WIDE
+  show_to_products();
+#endif
+}
+
+template <int TILES>
+inline void load_sums_of_rows(
+    thread RowSums* to, thread const Staged& staged, int stage, int u, int first, uint lane) {
+#if BITS
+  UNROLL for (int r = 0; r < TILES; r++) {
+    threadgroup const float* from = sums_of_rows(staged, stage, u, first + r, lane);
+    to[r] = float2(from[0], from[1]);
+  }
+#endif
+}
+
+// Adds the part of a unit of a stage to the sums of the first TILES tiles of rows.
+template <int TILES>
+inline void add_staged_unit(
+    thread Sums (&sums)[ROW_TILES][OUTPUT_TILES],
+    thread const UnitWeights (&weights)[OUTPUT_TILES],
+    thread const Staged& staged,
+    int stage,
+    int u,
+    uint lane) {
+  UnitBlocks blocks;
+  set_blocks(blocks, weights);
+#if IS_WIDE
+  RowSums row_sums[TILES];
+  load_sums_of_rows<TILES>(row_sums, staged, stage, u, 0, lane);
+  UNROLL for (int o = 0; o < OUTPUT_TILES; o += TILES_AT_ONCE) {
+    Sums products[TILES][TILES_AT_ONCE];
+    multiply_unit<TILES>(products, blocks, o, dealt_unit(staged, stage, u));
+    add_scaled<TILES>(sums, o, products, weights, row_sums);
+  }
+#else
+  constexpr int COUNT = TILES < MOST_TILES ? TILES : MOST_TILES;
+  UNROLL for (int first = 0; first < TILES; first += COUNT) {
+    LaneRows x[MOST_TILES];
+    UNROLL for (int r = 0; r < COUNT; r++) x[r] = staged_rows(staged, stage, first + r, lane);
+    RowSums row_sums[MOST_TILES];
+    load_sums_of_rows<COUNT>(row_sums, staged, stage, u, first, lane);
+    UnitRows rows;
+    load_unit_rows<COUNT>(rows, x, u * UNIT, lane);
+    add_unit<COUNT>(sums + first, weights, blocks, rows, row_sums);
+  }
+#endif
 }
 
 // A tile's weights from a unit on, where weights[] are at what the lane brings of the first.
@@ -137,8 +202,10 @@ inline void sum_tiles(
     thread WeightRow (&weights)[OUTPUT_TILES],
     thread Work& work,
     uint thread_index) {
-  threadgroup T* staged = (threadgroup T*)memory;
-  threadgroup float* row_sums = (threadgroup float*)(memory + STAGED_PIECES);
+  const Staged staged = {
+      (threadgroup T*)memory,
+      (threadgroup T*)(memory + STAGED_PIECES),
+      (threadgroup float*)(memory + STAGED_PIECES + DEALT_PIECES)};
   const uint lane = thread_index % 32;
   const Ones ones = make_ones();
   Sums sums[ROW_TILES][OUTPUT_TILES];
@@ -152,7 +219,7 @@ inline void sum_tiles(
 #if BITS
   wait_for_copies();
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  sum_rows_of_stage(row_sums, staged, 0, ones, thread_index);
+  deal_stage(staged, 0, ones, thread_index);
 #endif
   int chunk = 1;
   for (int span = 0; span < NUM_UNITS; span += SPAN) {
@@ -175,22 +242,12 @@ inline void sum_tiles(
         wait_for_copies();
         threadgroup_barrier(mem_flags::mem_threadgroup);
         copy_stage(staged, work, stage + STAGES - 1, thread_index);
-#if BITS
-        if (stage + 1 < NUM_STAGES) sum_rows_of_stage(row_sums, staged, stage + 1, ones, thread_index);
-#endif
       }
-      LaneRows x[ROW_TILES];
-      RowSums sums_of_rows[ROW_TILES];
-      UNROLL for (int r = 0; r < TILES; r++) {
-        x[r] = staged_rows(staged, stage, r, lane);
+      add_staged_unit<TILES>(sums, now, staged, stage, u, lane);
 #if BITS
-        threadgroup const float* from = row_sums + (stage % 2 * STAGE_UNITS + u) * ROWS + TILE * r + lane_row(lane);
-        sums_of_rows[r] = float2(from[0], from[1]);
+      // After the products, whose loads could not pass its stores.
+      if (u == 0 && stage + 1 < NUM_STAGES) deal_stage(staged, stage + 1, ones, thread_index);
 #endif
-      }
-      UnitRows unit_rows;
-      load_unit_rows<TILES>(unit_rows, x, u * UNIT, lane);
-      add_unit<TILES>(sums, now, unit_rows, sums_of_rows);
       if (unit + 1 == chunk_start(chunk)) {
         UNROLL for (int r = 0; r < TILES; r++) {
           UNROLL for (int o = 0; o < OUTPUT_TILES; o++) {
@@ -206,7 +263,7 @@ inline void sum_tiles(
   }
 }
 
-// Of rows that do not fill the tile no more tiles are made than hold some, 1, 2 or all.
+// Of rows that do not fill the tile no more tiles are made than hold some, 1, 2, 4 or 8.
 inline void sum_tile(
     thread Totals& totals,
     threadgroup Piece* memory,
@@ -215,8 +272,10 @@ inline void sum_tile(
     int num_rows,
     int turn,
     uint thread_index) {
-  if (num_rows > 2 * TILE) {
+  if (num_rows > 4 * TILE) {
     sum_tiles<ROW_TILES>(totals, memory, weights, work, thread_index);
+  } else if (num_rows > 2 * TILE) {
+    sum_tiles<4>(totals, memory, weights, work, thread_index);
   } else if (num_rows > TILE) {
     sum_tiles<2>(totals, memory, weights, work, thread_index);
   } else {

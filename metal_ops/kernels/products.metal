@@ -180,58 +180,79 @@ inline void set_block(thread WeightsBlock& block, thread const UnitWeights& weig
 #endif
 }
 
-template <int TILES, int N>
-inline void clear(thread Sums (&sums)[ROW_TILES][N]) {
+template <int TILES, int M, int N>
+inline void clear(thread Sums (&sums)[M][N]) {
   UNROLL for (int r = 0; r < TILES; r++) {
     UNROLL for (int o = 0; o < N; o++) sums[r][o] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
 }
 
+// Tiles of rows that are multiplied with weights at a time.
+#define MOST_TILES (ROW_TILES < 4 ? ROW_TILES : 4)
+
 // The lane's values of a unit of the first TILES tiles of rows, which begins at `at`.
-typedef RowsBlock UnitRows[UNIT / BLOCK][ROW_TILES];
+typedef RowsBlock UnitRows[UNIT / BLOCK][MOST_TILES];
 template <int TILES>
-inline void load_unit_rows(thread UnitRows& rows, thread LaneRows (&x)[ROW_TILES], int at, uint lane) {
+inline void load_unit_rows(thread UnitRows& rows, thread LaneRows (&x)[MOST_TILES], int at, uint lane) {
   UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
     UNROLL for (int r = 0; r < TILES; r++) load_rows(rows[b][r], x[r], at + 8 * b, UNIT / 4, lane);
   }
 }
 
+// The lane's weights of a unit, as they are multiplied.
+typedef WeightsBlock UnitBlocks[UNIT / BLOCK][OUTPUT_TILES];
+inline void set_blocks(thread UnitBlocks& blocks, thread const UnitWeights (&weights)[OUTPUT_TILES]) {
+  UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
+    UNROLL for (int o = 0; o < OUTPUT_TILES; o++) set_block(blocks[b][o], weights[o], b);
+  }
+}
+
+#if BITS
+// What a group's products come to, with the weights of TILES_AT_ONCE tiles from number `first` on.
+template <int TILES>
+inline void add_scaled(
+    thread Sums (*sums)[OUTPUT_TILES],
+    int first,
+    thread Sums (*products)[TILES_AT_ONCE],
+    thread const UnitWeights (&weights)[OUTPUT_TILES],
+    thread const RowSums* row_sums) {
+  UNROLL for (int t = 0; t < TILES_AT_ONCE; t++) {
+    const float scale = float(weights[first + t].scale);
+    const float bias = fma(-float(OFFSET), scale, float(weights[first + t].bias));
+    UNROLL for (int r = 0; r < TILES; r++) {
+      UNROLL for (int i = 0; i < 2; i++) {
+        const float scaled = fma(scale, products[r][t].thread_elements()[i], sums[r][first + t].thread_elements()[i]);
+        sums[r][first + t].thread_elements()[i] = fma(bias, row_sums[r][i], scaled);
+      }
+    }
+  }
+}
+#endif
+
 // Adds a unit's part of the sums of the first TILES tiles: tile by tile of outputs, so that a group's own sums take few
 // registers.
 template <int TILES>
 inline void add_unit(
-    thread Sums (&sums)[ROW_TILES][OUTPUT_TILES],
+    thread Sums (*sums)[OUTPUT_TILES],
     thread const UnitWeights (&weights)[OUTPUT_TILES],
+    thread UnitBlocks& blocks,
     thread UnitRows& rows,
-    thread RowSums (&row_sums)[ROW_TILES]) {
+    thread RowSums (&row_sums)[MOST_TILES]) {
   UNROLL for (int o = 0; o < OUTPUT_TILES; o += TILES_AT_ONCE) {
 #if BITS
-    Sums products[ROW_TILES][TILES_AT_ONCE];
+    Sums products[TILES][TILES_AT_ONCE];
     clear<TILES>(products);
 #endif
     UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
-      WeightsBlock blocks[TILES_AT_ONCE];
-      UNROLL for (int t = 0; t < TILES_AT_ONCE; t++) set_block(blocks[t], weights[o + t], b);
-      UNROLL for (int r = 0; r < TILES; r++) {
 #if BITS
-        multiply(products[r], blocks, rows[b][r]);
+      multiply<TILES>(products, 0, blocks[b] + o, rows[b]);
 #else
-        // Without groups there is nothing between a product and the chunk's sum.
-        multiply(sums[r] + o, blocks, rows[b][r]);
+      // Without groups there is nothing between a product and the chunk's sum.
+      multiply<TILES>(sums, o, blocks[b] + o, rows[b]);
 #endif
-      }
     }
 #if BITS
-    UNROLL for (int t = 0; t < TILES_AT_ONCE; t++) {
-      const float scale = float(weights[o + t].scale);
-      const float bias = fma(-float(OFFSET), scale, float(weights[o + t].bias));
-      UNROLL for (int r = 0; r < TILES; r++) {
-        UNROLL for (int i = 0; i < 2; i++) {
-          const float scaled = fma(scale, products[r][t].thread_elements()[i], sums[r][o + t].thread_elements()[i]);
-          sums[r][o + t].thread_elements()[i] = fma(bias, row_sums[r][i], scaled);
-        }
-      }
-    }
+    add_scaled<TILES>(sums, o, products, weights, row_sums);
 #endif
   }
 }

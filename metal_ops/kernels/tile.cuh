@@ -129,25 +129,39 @@ inline void set_side_by_side(thread WeightsBlock& block, thread const vec<T, 2> 
   for (int j = 0; j < 4; j++) block.steps[j] = as_type<Step>(pairs[j]);
 }
 
+// Products that need none of each other come after each other: a sum takes several times as long as a product.
 #if IS_HALF || IS_BFLOAT
-inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread RowsBlock& rows) {
-  for (int j = 0; j < 4; j += 2) {
-    multiply_by_16(
-        T(), sums[0].elements, sums[1].elements, weights[0].steps + j, weights[1].steps + j, rows.steps + j);
+template <int TILES, int N>
+inline void multiply(thread Sums (*sums)[N], int first, thread WeightsBlock* weights, thread RowsBlock* rows) {
+  UNROLL for (int j = 0; j < 4; j += 2) {
+    UNROLL for (int r = 0; r < TILES; r++) {
+      multiply_by_16(
+          T(),
+          sums[r][first].elements,
+          sums[r][first + 1].elements,
+          weights[0].steps + j,
+          weights[1].steps + j,
+          rows[r].steps + j);
+    }
   }
 }
 #else
-inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread RowsBlock& rows) {
+template <int TILES, int N>
+inline void multiply(thread Sums (*sums)[N], int first, thread WeightsBlock* weights, thread RowsBlock* rows) {
   const uint lane = this_lane();
-  for (int j = 0; j < 4; j++) {
-    // Not unrolled: else the compiler takes many seconds a kernel.
-    _Pragma("unroll 1") for (int quarter = 0; quarter < 4; quarter++) {
-      for (int h = 0; h < 2; h++) {
-        float x[2];
-        for (int i = 0; i < 2; i++) x[i] = simd_shuffle(rows.steps[j][h], 4 * (lane_row(lane) + i) + quarter);
-        for (int t = 0; t < TILES_AT_ONCE; t++) {
-          const float weight = simd_shuffle(weights[t].steps[j][h], 4 * lane_output(lane) + quarter);
-          for (int i = 0; i < 2; i++) sums[t].elements[i] = fma(weight, x[i], sums[t].elements[i]);
+  for (int r = 0; r < TILES; r++) {
+    for (int j = 0; j < 4; j++) {
+      // Not unrolled: else the compiler takes many seconds a kernel.
+      _Pragma("unroll 1") for (int quarter = 0; quarter < 4; quarter++) {
+        for (int h = 0; h < 2; h++) {
+          float x[2];
+          for (int i = 0; i < 2; i++) x[i] = simd_shuffle(rows[r].steps[j][h], 4 * (lane_row(lane) + i) + quarter);
+          for (int t = 0; t < TILES_AT_ONCE; t++) {
+            const float weight = simd_shuffle(weights[t].steps[j][h], 4 * lane_output(lane) + quarter);
+            for (int i = 0; i < 2; i++) {
+              sums[r][first + t].elements[i] = fma(weight, x[i], sums[r][first + t].elements[i]);
+            }
+          }
         }
       }
     }

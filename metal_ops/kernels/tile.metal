@@ -68,10 +68,13 @@ inline void set_side_by_side(thread WeightsBlock& block, thread const vec<T, 2> 
   }
 }
 
-// sums, weights: of TILES_AT_ONCE tiles.
-inline void multiply(thread Sums* sums, thread WeightsBlock* weights, thread RowsBlock& rows) {
+// Of the first TILES tiles of rows, with the weights of TILES_AT_ONCE tiles: sums from number `first` on.
+template <int TILES, int N>
+inline void multiply(thread Sums (*sums)[N], int first, thread WeightsBlock* weights, thread RowsBlock* rows) {
   UNROLL for (int j = 0; j < 4; j++) {
-    simdgroup_multiply_accumulate(sums[0], weights[0].steps[j], rows.steps[j], sums[0]);
+    UNROLL for (int r = 0; r < TILES; r++) {
+      simdgroup_multiply_accumulate(sums[r][first], weights[0].steps[j], rows[r].steps[j], sums[r][first]);
+    }
   }
 }
 
