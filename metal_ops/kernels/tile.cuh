@@ -176,8 +176,8 @@ struct Ones {
   uint upper[2], lower[2];
 };
 // Passed between lanes so that the compiler does not know them, and keeps them in registers: else it sets them anew for
-// every product.
-inline uint make_one() { return simd_shuffle(as_type<uint>(vec<T, 2>(T(1.0f))), 0); }
+// every product. NOTE: of a number that is converted as it runs it finds that all lanes have the same.
+inline uint make_one() { return simd_shuffle(IS_HALF ? 0x3c003c00u : 0x3f803f80u, 0); }
 inline Ones make_ones() { return Ones{{make_one(), make_one()}, {make_one(), make_one()}}; }
 inline void add_rows(thread float2& total, thread RowsBlock& block, thread const Ones& ones) {
   float2 unused = float2(0.0f);
