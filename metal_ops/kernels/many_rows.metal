@@ -2,9 +2,9 @@
 // all of K with all rows. A weight is read and unpacked once for ROWS rows, straight to the registers of the lanes that
 // multiply it, AHEAD units ahead; the rows go through threadgroup memory, which all SIMD-groups read, STAGES - 1 stages
 // of K ahead. One barrier a stage, which says that its rows have come and that those of the stage before are done with.
-// Rows that packed weights multiply are dealt once for all, LEAD stages ahead, by a SIMD-group a tile of rows, and added
-// up over each unit. A pass of the loop is a span of SPAN units, so that what belongs to one of them is known where it
-// is compiled.
+// Rows that packed weights multiply are dealt and added up over each unit once for all, LEAD stages ahead, by a
+// SIMD-group a tile of rows. A pass of the loop is a span of SPAN units, so that what belongs to one of them is known
+// where it is compiled.
 //
 // A thread copies the pieces of rows that it holds pointers to, 16 bytes each. It then has the sums of the places that
 // its lane has in the simdgroup matrices. 2 * 2 * ROW_TILES * OUTPUT_TILES registers of sums, of a chunk and of all,
