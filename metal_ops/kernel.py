@@ -5,7 +5,7 @@ the contract runs it alone. Knows nothing of tinygrad's graph.
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -36,15 +36,15 @@ FLOATS = (dtypes.float32, dtypes.float16, dtypes.bfloat16)
 # Compute capability 8.0, Ampere: the first that multiplies matrices of bfloat.
 OLDEST_CUDA = 80
 # 9.0: its tensor cores multiply with rows in threadgroup memory, by instructions of its own.
-HOPPER = 90
+HOPPER_CUDA = 90
 
 
 class Target(Enum):
     """What a kernel's text is for. HOPPER is CUDA with products that only Hopper has."""
 
-    METAL = "metal"
-    CUDA = "cuda"
-    HOPPER = "hopper"
+    METAL = auto()
+    CUDA = auto()
+    HOPPER = auto()
 
     @property
     def ending(self) -> str:
@@ -109,7 +109,7 @@ def _cuda_target(device: str) -> Target | None:
     arch = int(renderer.target.arch.removeprefix("sm_"))
     if not isinstance(renderer, CUDARenderer) or arch < OLDEST_CUDA:
         return None
-    return Target.HOPPER if arch == HOPPER else Target.CUDA
+    return Target.HOPPER if arch == HOPPER_CUDA else Target.CUDA
 
 
 def compose(

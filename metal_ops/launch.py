@@ -19,7 +19,6 @@ from tinygrad.engine.jit import CapturedJit, jit_lower
 from tinygrad.engine.realize import capturing, get_graph_runtime, run_linear
 from tinygrad.helpers import DEBUG, JIT_BATCH_SIZE, Context, disable_gc
 from tinygrad.renderer import Estimates
-from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 from tinygrad.tensor import all_tensors
 from tinygrad.uop.ops import KernelInfo, Ops, ProgramInfo, UOp, buffers
 
@@ -103,7 +102,7 @@ def inject(kernel: Kernel, reads: list[Tensor], state: tuple[Tensor, ...] = ()) 
         source = _source(kernel, device)
         parts = [sink, UOp(Ops.LINEAR, src=params), UOp(Ops.SOURCE, arg=source)]
         if target_of(device) is Target.HOPPER:
-            parts.append(UOp(Ops.BINARY, arg=_compiled_for_hopper(source)))
+            parts.append(UOp(Ops.BINARY, arg=_compiled_for_hopper(source, device)))
         return UOp(Ops.PROGRAM, src=tuple(parts), arg=info)
 
     return tensors[0].custom_kernel(*tensors[1:], fxn=program)[: len(kernel.writes)]
@@ -140,7 +139,7 @@ def compile_kernel(kernel: Kernel, device: str) -> None:
     """Has the device's compiler build a kernel's text. Raises tinygrad's CompileError."""
     source = _source(kernel, device)
     if target_of(device) is Target.HOPPER:
-        _compiled_for_hopper(source)
+        _compiled_for_hopper(source, device)
     else:
         Device[device].compiler.compile(source)
 
@@ -151,9 +150,11 @@ def _source(kernel: Kernel, device: str) -> str:
 
 
 @cache
-def _compiled_for_hopper(source: str) -> bytes:
-    """As tinygrad compiles, with the instructions that only Hopper has."""
-    return NVRTCCompiler("sm_90a").compile(source)
+def _compiled_for_hopper(source: str, device: str) -> bytes:
+    """By tinygrad's compiler for the device, with the instructions that only Hopper has: tinygrad
+    itself asks for what later GPUs have too.
+    """
+    return type(Device[device].compiler)("sm_90a").compile(source)
 
 
 def _expect_argument(name: str, argument: Argument, tensor: Tensor) -> None:

@@ -44,20 +44,26 @@ class ManyRows:
 AT_ONCE = {Target.METAL: 160, Target.CUDA: 264, Target.HOPPER: 264}
 # Those of many rows, the largest first: smaller ones are for when there are too few to go round. On
 # NVIDIA's GPUs, whose threads have more registers, a SIMD-group multiplies more outputs with rows
-# that it has loaded once, and a threadgroup more rows with weights that it has unpacked once.
-MANY_ROWS = {
-    Target.METAL: (ManyRows(4, 4, 2, 160, 3), ManyRows(4, 4, 1, 160, 3)),
-    Target.CUDA: (
-        ManyRows(8, 8, 4, 132, 4),
-        ManyRows(4, 4, 4, 264, 4),
-        ManyRows(4, 4, 2, 264, 4),
-    ),
-}
-MANY_ROWS[Target.HOPPER] = (
-    ManyRows(8, 8, 4, 132, 3, is_wide=True),
-    ManyRows(8, 4, 2, 264, 3, is_wide=True),
-    *MANY_ROWS[Target.CUDA],
+# that it has loaded once, and a threadgroup more rows with weights that it has unpacked once; the
+# largest fill the registers of a multiprocessor.
+_ON_METAL = (
+    ManyRows(row_tiles=4, simdgroups=4, output_tiles=2, at_once=160, max_stages=3),
+    ManyRows(row_tiles=4, simdgroups=4, output_tiles=1, at_once=160, max_stages=3),
 )
+_ON_CUDA = (
+    ManyRows(row_tiles=8, simdgroups=8, output_tiles=4, at_once=132, max_stages=4),
+    ManyRows(row_tiles=4, simdgroups=4, output_tiles=4, at_once=264, max_stages=4),
+    ManyRows(row_tiles=4, simdgroups=4, output_tiles=2, at_once=264, max_stages=4),
+)
+_WIDE = (
+    ManyRows(row_tiles=8, simdgroups=8, output_tiles=4, at_once=132, max_stages=3, is_wide=True),
+    ManyRows(row_tiles=8, simdgroups=4, output_tiles=2, at_once=264, max_stages=3, is_wide=True),
+)
+MANY_ROWS = {
+    Target.METAL: _ON_METAL,
+    Target.CUDA: _ON_CUDA,
+    Target.HOPPER: (*_WIDE, *_ON_CUDA),
+}
 
 
 @dataclass(frozen=True)
@@ -157,30 +163,36 @@ def _many_rows(
     num_experts: int,
 ) -> Tile | None:
     """The tile of many rows, if threadgroup memory has room for the stages of one."""
+    possible = [
+        many
+        for many in MANY_ROWS[target]
+        if many.output_tiles >= num_weights
+        and _num_stages(weight, dtype, many, target) >= 2 + _lead(weight)
+        and (_can_be_wide(weight, dtype) or not many.is_wide)
+        # Rows that only fill a tile up are copied too.
+        and (many.row_tiles <= MOST_ROW_TILES or many.num_rows < 2 * num_rows)
+    ]
+    # Where they can be wide, smaller tiles that are not are no better.
+    possible = [many for many in possible if many.is_wide] or possible
     tile = None
-    for many in MANY_ROWS[target]:
-        stages = _num_stages(weight, dtype, many, target)
-        if stages < 2 + _lead(weight) or (tile and tile.is_wide > many.is_wide):
-            continue
-        if many.output_tiles < num_weights or (many.is_wide and not can_be_wide(weight, dtype)):
-            continue
+    for many in possible:
         tile = Tile(
             many.row_tiles,
             many.output_tiles,
             many.simdgroups,
             num_weights,
-            stages=stages,
+            stages=_num_stages(weight, dtype, many, target),
             is_wide=many.is_wide,
         )
-        outputs = divide_up(weight.num_outputs, tile.num_outputs)
-        if 2 * divide_up(num_rows, tile.num_rows) * outputs * num_experts > many.at_once:
+        blocks = divide_up(num_rows, tile.num_rows) * num_experts
+        if 2 * blocks * divide_up(weight.num_outputs, tile.num_outputs) > many.at_once:
             break
     return tile
 
 
-def can_be_wide(weight: WeightKind, dtype: DType) -> bool:
-    """Whether Hopper's tensor cores take the rows out of threadgroup memory: in 16 bits, where so
-    much of K is multiplied at a time that to wait for it is worth while.
+def _can_be_wide(weight: WeightKind, dtype: DType) -> bool:
+    """Whether the text of wide products takes it: rows of 16 bits that are dealt, as those of codes
+    are.
     """
     return weight.bits > 0 and dtype.itemsize == 2
 

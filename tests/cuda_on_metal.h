@@ -91,14 +91,18 @@ struct Begun {
     bool is_added, is_bfloat;
   } products[8];
   uint count;
+  bool is_open;
 };
 static Begun begun[1024];
 
 template <int TILES>
 struct Wide {
   template <class T, class Sums>
-  MSL_LIBRARY void multiply(T, Sums, const uint* a_upper, const uint* a_lower, WideRows rows, bool is_added) {
+  MSL_LIBRARY void multiply(T, Sums, const uint* a_upper, const uint* a_lower, WideRows rows, bool is_added,
+                            MSL_SITE) {
     Begun& own = begun[emu_thread()];
+    if (!own.is_open) emu_fail("products that were not begun", file, line);
+    if (own.count == 8) emu_fail("more than 8 products before a wait", file, line);
     auto& product = own.products[own.count++];
     for (int i = 0; i < 2; i++) {
       product.upper[i] = a_upper[i];
@@ -129,11 +133,13 @@ struct Wide {
       }
     }
     own.count = 0;
+    own.is_open = false;
   }
 };
-MSL_INLINE void begin_products() {}
-MSL_INLINE void end_products() {}
+// Of what these order the emulator has no order.
+MSL_INLINE void show_weights(uint (&words)[4]) {}
 MSL_INLINE void show_to_products() {}
+MSL_LIBRARY void begin_products() { begun[emu_thread()].is_open = true; }
 
 // What a thread has started to copy: done no sooner than it waits, and NaN until then.
 struct Copies {

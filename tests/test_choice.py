@@ -129,6 +129,28 @@ def test_many_rows_are_staged_where_stages_fit(target, dtype, bits, group_size):
     assert tile_of(weight, dtype, 512, target).is_staged == (dtype is BF16 or group_size < 128)
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("bits, group_size", [(0, 0), (4, 32), (4, 64), (8, 64), (8, 128)])
+def test_hopper_has_products_of_its_own_for_rows_that_are_dealt(dtype, bits, group_size):
+    weight = WeightKind((2048, 2048), BF16, bits, group_size)
+    tiles = {target: tile_of(weight, dtype, 1024, target) for target in Target}
+    assert [target for target in Target if tiles[target].is_wide] == (
+        [Target.HOPPER] if dtype is not F32 and group_size == 64 else []
+    )
+    assert tiles[Target.METAL].num_rows == 32
+    if dtype is not F32 and group_size < 128:
+        assert tiles[Target.CUDA].num_rows == tiles[Target.HOPPER].num_rows == 64
+
+
+def test_a_tile_is_no_higher_than_twice_the_members_of_an_expert():
+    def tile(members, target):
+        weight = WeightKind((64, 1536, 2048), BF16, 4, 64)
+        return tile_of(weight, BF16, members, target, num_experts=64, fewest_many=16)
+
+    for target in (Target.CUDA, Target.HOPPER):
+        assert [tile(members, target).num_rows for members in (16, 32, 33, 64)] == [32, 32, 64, 64]
+
+
 def test_what_other_kernels_refuse():
     ring = (3, 8, 64)
     assert conv_kernel(ONE, ring, 3, BF16, BF16, None)

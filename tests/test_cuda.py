@@ -1,5 +1,6 @@
 """The kernels' texts for NVIDIA GPUs, without one: they are rewritten whole, and compile."""
 
+import re
 import subprocess
 from dataclasses import replace
 from functools import cache
@@ -17,8 +18,14 @@ from metal_ops.emulated_metal.toolchain import find_toolchain
 from metal_ops.kernel import HEAD, OLDEST_CUDA, Argument, Kernel, Target, compose
 
 CONTRACTS = {contract.name: contract for contract in contracts(Target.CUDA)}
-OF_HOPPER = {contract.name: contract for contract in contracts(Target.HOPPER)}
+# What only Hopper has.
+WIDE = {
+    contract.name: wide
+    for contract in contracts(Target.HOPPER)
+    if (wide := [k for k in contract.kernels if "#define IS_WIDE 1\n" in k.source])
+}
 ARCHS = {Target.CUDA: f"sm_{OLDEST_CUDA}", Target.HOPPER: "sm_90a"}
+FORM = re.compile(r"#define (?:IS_STAGED|ROW_TILES|OUTPUT_TILES|GROUP) .*")
 DECLARATIONS = Path(__file__).parent / "cuda_declarations.h"
 
 
@@ -56,7 +63,7 @@ def kinds(kernels: list[Kernel]) -> list[Kernel]:
     found: dict[tuple, Kernel] = {}
     for kernel in kernels:
         types = (argument.dtype for argument in (*kernel.writes, *kernel.reads))
-        texts = (line in kernel.source for line in ("#define IS_STAGED 1", "#define ROW_TILES 1"))
+        texts = FORM.findall(kernel.source)
         found.setdefault((kernel.name.partition("_")[0], *types, *texts), kernel)
     return list(found.values())
 
@@ -67,10 +74,9 @@ def test_every_kernel_compiles(name):
         compiler()(translate(kernel))
 
 
-@pytest.mark.parametrize("name", OF_HOPPER)
+@pytest.mark.parametrize("name", WIDE)
 def test_kernels_that_only_hopper_has_compile(name):
-    kernels = [k for k in OF_HOPPER[name].kernels if "#define IS_WIDE 1\n" in k.source]
-    for kernel in kinds(kernels):
+    for kernel in kinds(WIDE[name]):
         compiler(Target.HOPPER)(translate(kernel))
 
 

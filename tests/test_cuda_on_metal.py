@@ -35,7 +35,7 @@ WIDE_CONTRACTS = {
 }
 # How a text makes its sums; what of that is looked at in some, which the others only repeat.
 DETAILED = ("matmul", "matmul 4-bit", "matmul 8-bit")
-FORM = re.compile(r"#define (?:ROW_TILES 1|IS_STAGED 1|OUTPUT_TILES 4|TURNS 1)$", re.MULTILINE)
+FORM = re.compile(r"#define (?:ROW_TILES [18]|IS_STAGED 1|OUTPUT_TILES 4|TURNS 1)$", re.MULTILINE)
 DETAILS = re.compile(r"#define (?:T|ROW_TILES|IS_WHOLE) .*")
 FEW, MANY = "#define ROW_TILES 1\n", "#define IS_STAGED 1\n"
 SPLIT, WHOLE = "void attend_partial(", "void attend_prompt("
@@ -164,6 +164,7 @@ WIDE_FAULTS = [
     ("STAGE_MATRICES * MATRIX_BYTES", "MATRIX_BYTES"),
     ("blocks[b][output + 1]", "blocks[b][output]"),
     ("b || j", "b"),
+    ("  begin_products();\n", ""),
     ("Wide<TILES>::wait(products);", ""),
     ("stage % 2 * (ROWS * STAGE) + u", "u"),
     (f"        {BARRIER}", ""),

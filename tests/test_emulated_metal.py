@@ -348,6 +348,17 @@ def test_one_array_may_be_given_twice_only_by_address():
     assert x.tolist() == [1, 2, 3, 3]
 
 
+def test_a_launch_grants_more_threadgroup_memory_if_it_is_asked_to():
+    source = f"{HEAD}kernel void f(device float* out, {POSITION}) {{ threadgroup float a[12 << 10]; out[i] = a[i] = 7; }}"
+    kernel, out = compile(source)["f"], np.zeros(4, np.float32)
+    with pytest.raises(MetalLaunchError, match="over the limit of 32768"):
+        run(kernel, 1, 4, out)
+    run(kernel, 1, 4, out, max_threadgroup_bytes=48 << 10)
+    assert (out == 7).all()
+    with pytest.raises(MetalLaunchError, match="49153 bytes of threadgroup memory, at most 49152"):
+        run(kernel, 1, 4, out, max_threadgroup_bytes=(48 << 10) + 1)
+
+
 def compile_and_run(source):
     out = np.zeros(4, np.int32)
     run(compile(source)["f"], 1, 4, out)

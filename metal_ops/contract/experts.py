@@ -24,6 +24,7 @@ from metal_ops.contract.route import grouped
 from metal_ops.experts import expert_down_kernel, expert_gate_up_kernel
 from metal_ops.kernel import Kernel, Target
 from metal_ops.matmul import gate_up_kernel, matmul_kernel
+from metal_ops.product_tile import MANY_ROWS
 from metal_ops.products import WeightKind
 
 Kind = tuple[DType, DType, int, int]
@@ -82,8 +83,9 @@ def gate_up_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
     if name == " 4-bit":
         cases.append(make_case(same(2, 4, 8), 8, 1536, 2048, kinds[0], "reference"))
     if target is not Target.METAL:
-        # Experts for all of a GPU, where a SIMD-group has its widest tile.
+        # Outputs and members for all of a GPU, whose threadgroups have their largest tile.
         cases.append(make_case(spread(256, 1, 16), 16, 576, 256, kinds[0]))
+        cases.append(make_case(same(70, 1, 2), 2, 4288, 256, kinds[0]))
 
     def make(chosen: np.ndarray, num_experts: int) -> Case:
         return make_case(chosen, num_experts, 24, 640, kinds[0])
@@ -94,7 +96,7 @@ def gate_up_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
 
     swapped = ("swiglu(gate, up);", "swiglu(up, gate);")
     controls = (*CONTROLS, Control("gate and up change places", *swapped, "reference"))
-    rows = company(make, "x", "hidden", dense)
+    rows = company(target, make, "x", "hidden", dense)
     return Contract(f"expert_gate_up{name}", tuple(cases), rows, controls)
 
 
@@ -115,6 +117,7 @@ def down_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
         cases.append(make_case(same(2, 4, 8), 8, 2048, 1536, kinds[0], "reference"))
     if target is not Target.METAL:
         cases.append(make_case(spread(256, 1, 16), 16, 1152, 256, kinds[0]))
+        cases.append(make_case(same(70, 1, 2), 2, 8512, 256, kinds[0]))
 
     def make(chosen: np.ndarray, num_experts: int) -> Case:
         return make_case(chosen, num_experts, 40, 640, kinds[0])
@@ -123,7 +126,7 @@ def down_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
         weight = WeightKind((40, 640), *kinds[0][1:])
         return matmul_kernel(num_rows, weight, kinds[0][0], dtypes.float32, target=target)
 
-    rows = company(make, "hidden", "outputs", dense)
+    rows = company(target, make, "hidden", "outputs", dense)
     return Contract(f"expert_down{name}", tuple(cases), rows, CONTROLS)
 
 
@@ -172,14 +175,18 @@ def down_case(
 
 
 def company(
-    make: Callable[[np.ndarray, int], Case], x: str, out: str, dense: Callable[[int], Kernel]
+    target: Target,
+    make: Callable[[np.ndarray, int], Case],
+    x: str,
+    out: str,
+    dense: Callable[[int], Kernel],
 ) -> tuple[SameBits, ...]:
     """Rows of a wide case and the same rows in narrower ones; an expert's members by the dense
     kernel of its weights.
 
     x, out: the buffers that hold the rows and what is made of them.
     """
-    num_rows = 40
+    num_rows = MANY_ROWS[target][0].num_rows + 8
     others = np.array([0, 1, 3])[np.arange(num_rows) % 3]
     chosen = np.stack([np.full(num_rows, 2), others], 1)
     wide = make(chosen, 4)
@@ -208,7 +215,7 @@ def company(
     every = list(range(num_rows))
     only = np.zeros((9, 1), int)
     return (
-        *map(picked, ([0], [39], [35, 3], every[8:17], every[4:36], every[::-1])),
+        *map(picked, ([0], every[-1:], [35, 3], every[8:17], every[4:-4], every[::-1])),
         *(as_dense(wide, chosen, expert) for expert in (2, 1)),
         as_dense(make(only, 1), only, 0),
     )

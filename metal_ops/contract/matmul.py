@@ -116,8 +116,9 @@ def matmul_contract(name: str, kinds: list, target: Target) -> Contract:
     cases += [make_case(43, 70, 9 * (kind[-1] or BLOCK), kind, False) for kind in kinds]
     cases += [make_case(43, 128, 8 * (kind[-1] or BLOCK), kind, False) for kind in kinds]
     if target is not Target.METAL:
-        # Outputs for all of a GPU, where a SIMD-group has its widest tile.
+        # Rows and outputs for all of a GPU, whose threadgroups have their largest tile.
         cases.append(make_case(65, 8512, 8 * (kinds[0][-1] or BLOCK), kinds[0], False))
+        cases.append(make_case(65, 40, 192, (F16, F16, *kinds[0][2:]), False))
     # Whole rows and outputs of a real matrix, the wide projection of the convolution.
     cases.append(make_case(16, 6144 // 8, 2048, kinds[0], False, "reference"))
     cases.append(make_case(1, 2048, 1024, kinds[0], True, "reference"))

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import version
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -59,6 +60,7 @@ MODULES = (
 TARGETED = (matmul, attention, experts)
 
 
+@cache
 def contracts(target: Target = Target.METAL) -> list[Contract]:
     """All of them, in the order of a round."""
     return [

@@ -17,7 +17,8 @@ from metal_ops.emulated_metal.translate import ENTRY, MAX_THREADS, THREADGROUP_B
 
 ORDERS = ("fifo", "reverse", "random")
 ERROR_BYTES = 2048
-METAL_THREADGROUP_BYTES = 32 << 10  # what Metal grants
+# Of threadgroup memory, what Metal grants and what a launch may.
+GRANTED_BYTES, MOST_GRANTED_BYTES = 32 << 10, 48 << 10
 CODE_PLACE = re.compile(r"at \{pc:(0x[0-9a-f]+)\}")
 
 
@@ -93,10 +94,15 @@ class Function:
         threads: Sequence[int],
         order: str = "fifo",
         seed: int = 0,
-        max_threadgroup_bytes: int = METAL_THREADGROUP_BYTES,
+        max_threadgroup_bytes: int = GRANTED_BYTES,
     ) -> None:
         """Runs it on (address, size in bytes) of each buffer. Raises MetalLaunchError."""
         self._check(memory, grid, threads, order)
+        if max_threadgroup_bytes > MOST_GRANTED_BYTES:
+            raise MetalLaunchError(
+                f"{self.kernel.name}: {max_threadgroup_bytes} bytes of threadgroup memory, "
+                f"at most {MOST_GRANTED_BYTES} are possible"
+            )
         count = max(self.num_buffers, 1)
         launch = Launch()
         launch.kernel = self._entry
@@ -175,7 +181,7 @@ def run(
     *arguments: np.ndarray | np.generic,
     order: str = "fifo",
     seed: int = 0,
-    max_threadgroup_bytes: int = METAL_THREADGROUP_BYTES,
+    max_threadgroup_bytes: int = GRANTED_BYTES,
 ) -> None:
     """Runs a kernel of a library on arrays, in the order of its buffers; what it writes is in them
     afterwards.

@@ -284,6 +284,10 @@ __device__ __forceinline__ WideRows wide_rows(const T* from, int tile_bytes) {
          (unsigned long long)(tile_bytes / 16) << 32;
 }
 __device__ __forceinline__ WideRows rows_after(WideRows rows, int num_bytes) { return rows + num_bytes / 16; }
+// Weights are in their registers before products are begun.
+__device__ __forceinline__ void show_weights(uint (&words)[4]) {
+  asm volatile("" : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]));
+}
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // What this thread has written to threadgroup memory is seen by products after the next barrier.
 __device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -2,13 +2,13 @@
 // all of K with all rows. A weight is read and unpacked once for ROWS rows, straight to the registers of the lanes that
 // multiply it, AHEAD units ahead; the rows go through threadgroup memory, which all SIMD-groups read, STAGES - 1 stages
 // of K ahead. One barrier a stage, which says that its rows have come and that those of the stage before are done with.
-// Rows that packed weights multiply are dealt and added up over each unit once for all, LEAD stages ahead, by a
-// SIMD-group a tile of rows. A pass of the loop is a span of SPAN units, so that what belongs to one of them is known
+// Rows that packed weights multiply are dealt and added up over each unit once for all, LEAD stages ahead, tile by tile
+// by the SIMD-groups. A pass of the loop is a span of SPAN units, so that what belongs to one of them is known
 // where it is compiled.
 //
 // A thread copies the pieces of rows that it holds pointers to, 16 bytes each. It then has the sums of the places that
 // its lane has in the simdgroup matrices. 2 * 2 * ROW_TILES * OUTPUT_TILES registers of sums, of a chunk and of all,
-// and 2 * ROW_TILES * TILES_AT_ONCE of a group.
+// and 2 * TILES_AT_ONCE of a group for each tile of rows that is multiplied at a time.
 #define SIMDGROUPS (THREADS / 32)
 #define OUTPUTS (TILE * WEIGHT_TILES * SIMDGROUPS)
 #define STAGE (STAGE_UNITS * UNIT)
@@ -24,6 +24,9 @@
 #define IS_TOGETHER (BITS && NUM_UNITS % SPAN == 0)
 #if SPAN % STAGE_UNITS || SPAN % AHEAD
 #error "a span has whole stages, and begins where the one before it began to load"
+#endif
+#if ROW_TILES % SIMDGROUPS
+#error "each SIMD-group deals as many tiles of rows"
 #endif
 #define NUM_TOTALS (2 * ROW_TILES * WEIGHT_TILES)
 
@@ -79,9 +82,8 @@ inline threadgroup T* dealt_unit(thread const Staged& staged, int stage, int u) 
 
 inline void deal_stage(thread const Staged& staged, int stage, thread const Ones& ones, uint thread_index) {
   const uint lane = thread_index % 32;
-  UNROLL for (int n = 0; n < (ROW_TILES + SIMDGROUPS - 1) / SIMDGROUPS; n++) {
+  UNROLL for (int n = 0; n < ROW_TILES / SIMDGROUPS; n++) {
     const int tile = n * SIMDGROUPS + thread_index / 32;
-    if (ROW_TILES % SIMDGROUPS && tile >= ROW_TILES) break;
     LaneRows x = staged_rows(staged, stage, tile, lane);
     UNROLL for (int u = 0; u < STAGE_UNITS; u++) {
       if (stage * STAGE_UNITS + u >= NUM_UNITS) break;

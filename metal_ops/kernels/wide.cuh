@@ -9,7 +9,7 @@
 // A lane's words of a tile's block of a unit: those of a SIMD-group are a matrix each, one after the other.
 inline void store_wide(thread const RowsBlock& block, T* dealt, int tile, int number, uint lane) {
   uint* to = (uint*)dealt + (tile * STAGE_MATRICES + 4 * number) * MATRIX_WORDS + lane;
-  for (int j = 0; j < 4; j++) to[j * MATRIX_WORDS] = block.steps[j];
+  UNROLL for (int j = 0; j < 4; j++) to[j * MATRIX_WORDS] = block.steps[j];
 }
 
 // Products of the first TILES tiles of rows, `dealt` from the unit on, with the weights of two tiles of outputs.
@@ -17,9 +17,12 @@ template <int TILES>
 inline void multiply_unit(
     thread Sums (*products)[TILES_AT_ONCE], thread WeightsBlock (*blocks)[OUTPUT_TILES], int output, T* dealt) {
   const WideRows rows = wide_rows(dealt, STAGE_MATRICES * MATRIX_BYTES);
+  UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
+    UNROLL for (int t = 0; t < TILES_AT_ONCE; t++) show_weights(blocks[b][output + t].steps);
+  }
   begin_products();
-  for (int b = 0; b < UNIT / BLOCK; b++) {
-    for (int j = 0; j < 4; j += 2) {
+  UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
+    UNROLL for (int j = 0; j < 4; j += 2) {
       Wide<TILES>::multiply(
           T(),
           products,
