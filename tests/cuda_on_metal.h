@@ -75,14 +75,14 @@ MSL_LIBRARY void multiply_by_16(T, Upper& upper, Lower& lower, const uint* a_upp
 // Products of Hopper's: those that were begun are made at the wait, of rows as they are then.
 struct WideRows {
   const char* at;
-  int tile_bytes;
+  int matrix_bytes, tile_bytes;
 };
 template <class T>
-METAL_FUNC WideRows wide_rows(const T* from, int tile_bytes) {
-  return WideRows{(const char*)from, tile_bytes};
+METAL_FUNC WideRows wide_rows(const T* from, int matrix_bytes, int tile_bytes) {
+  return WideRows{(const char*)from, matrix_bytes, tile_bytes};
 }
 METAL_FUNC WideRows rows_after(WideRows rows, int num_bytes) {
-  return WideRows{rows.at + num_bytes, rows.tile_bytes};
+  return WideRows{rows.at + num_bytes, rows.matrix_bytes, rows.tile_bytes};
 }
 struct Begun {
   struct {
@@ -121,7 +121,8 @@ struct Wide {
         auto &upper = sums[tile][0].thread_elements(), &lower = sums[tile][1].thread_elements();
         uint words[2];
         for (int i = 0; i < 2; i++) {
-          const char* from = product.rows.at + tile * product.rows.tile_bytes + 128 * i + 4 * emu_lane();
+          const WideRows& rows = product.rows;
+          const char* from = rows.at + tile * rows.tile_bytes + i * rows.matrix_bytes + 4 * emu_lane();
           emu_touch(from, 4, EMU_READ, file, line);
           __builtin_memcpy(&words[i], from, 4);
         }

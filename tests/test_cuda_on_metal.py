@@ -161,6 +161,7 @@ WIDE_FAULTS = [
     ("(4 * b + j) * MATRIX_BYTES", "4 * b * MATRIX_BYTES"),
     ("to[j * MATRIX_WORDS]", "to[(j ^ 1) * MATRIX_WORDS]"),
     ("* MATRIX_WORDS + lane", "* MATRIX_WORDS + (lane ^ 1)"),
+    ("dealt, MATRIX_BYTES, STAGE_MATRICES", "dealt, 2 * MATRIX_BYTES, STAGE_MATRICES"),
     ("STAGE_MATRICES * MATRIX_BYTES", "MATRIX_BYTES"),
     ("blocks[b][output + 1]", "blocks[b][output]"),
     ("b || j", "b"),

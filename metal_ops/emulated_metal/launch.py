@@ -97,12 +97,7 @@ class Function:
         max_threadgroup_bytes: int = GRANTED_BYTES,
     ) -> None:
         """Runs it on (address, size in bytes) of each buffer. Raises MetalLaunchError."""
-        self._check(memory, grid, threads, order)
-        if max_threadgroup_bytes > MOST_GRANTED_BYTES:
-            raise MetalLaunchError(
-                f"{self.kernel.name}: {max_threadgroup_bytes} bytes of threadgroup memory, "
-                f"at most {MOST_GRANTED_BYTES} are possible"
-            )
+        self._check(memory, grid, threads, order, max_threadgroup_bytes)
         count = max(self.num_buffers, 1)
         launch = Launch()
         launch.kernel = self._entry
@@ -131,7 +126,12 @@ class Function:
         )
 
     def _check(
-        self, memory: Sequence, grid: Sequence[int], threads: Sequence[int], order: str
+        self,
+        memory: Sequence,
+        grid: Sequence[int],
+        threads: Sequence[int],
+        order: str,
+        max_threadgroup_bytes: int,
     ) -> None:
         name, most = self.kernel.name, self.kernel.max_threads
         for what, sizes in (("grid", grid), ("threads", threads)):
@@ -147,6 +147,11 @@ class Function:
             )
             raise MetalLaunchError(
                 f"{name}: {prod(threads)} threads in a threadgroup, at most {most} {reason}"
+            )
+        if max_threadgroup_bytes > MOST_GRANTED_BYTES:
+            raise MetalLaunchError(
+                f"{name}: {max_threadgroup_bytes} bytes of threadgroup memory, "
+                f"at most {MOST_GRANTED_BYTES} are possible"
             )
         if len(memory) != self.num_buffers:
             raise MetalLaunchError(

@@ -272,14 +272,14 @@ __device__ __forceinline__ void wait_for_groups_but() {
 // Products of Hopper's tensor cores: 16 outputs of each of the 4 SIMD-groups of a warpgroup, all of which take part,
 // with up to 8 tiles of 8 rows out of threadgroup memory. They are begun, and have come after the wait.
 //
-// Rows lie in matrices of 8 rows by 8 of K, 128 bytes each, row by row; tiles of rows tile_bytes after each other. For
-// 16 of K two matrices are taken: a lane's weights are multiplied with elements 2 * (lane % 4) and the next of either.
+// Rows lie in matrices of 8 rows by 8 of K, row by row: matrices of a tile matrix_bytes after each other, tiles
+// tile_bytes. For 16 of K two are taken: a lane's weights are multiplied with elements 2 * (lane % 4) and the next of
+// either.
 typedef unsigned long long WideRows;
 template <typename T>
-__device__ __forceinline__ WideRows wide_rows(const T* from, int tile_bytes) {
+__device__ __forceinline__ WideRows wide_rows(const T* from, int matrix_bytes, int tile_bytes) {
   unsigned long long at;
   asm("cvta.to.shared.u64 %0, %1;" : "=l"(at) : "l"(from));
-  const int matrix_bytes = 128;
   return (at & 0x3ffff) / 16 | (unsigned long long)(matrix_bytes / 16) << 16 |
          (unsigned long long)(tile_bytes / 16) << 32;
 }

@@ -142,11 +142,11 @@ inline void add_staged_unit(
     add_scaled<TILES>(sums, o, products, weights, row_sums);
   }
 #else
-  constexpr int COUNT = TILES < MOST_TILES ? TILES : MOST_TILES;
+  constexpr int COUNT = TILES < ROW_TILES_AT_ONCE ? TILES : ROW_TILES_AT_ONCE;
   UNROLL for (int first = 0; first < TILES; first += COUNT) {
-    LaneRows x[MOST_TILES];
+    LaneRows x[ROW_TILES_AT_ONCE];
     UNROLL for (int r = 0; r < COUNT; r++) x[r] = staged_rows(staged, stage, first + r, lane);
-    RowSums row_sums[MOST_TILES];
+    RowSums row_sums[ROW_TILES_AT_ONCE];
     load_sums_of_rows<COUNT>(row_sums, staged, stage, u, first, lane);
     UnitRows rows;
     load_unit_rows<COUNT>(rows, x, u * UNIT, lane);

@@ -187,13 +187,13 @@ inline void clear(thread Sums (&sums)[M][N]) {
   }
 }
 
-// Tiles of rows that are multiplied with weights at a time.
-#define MOST_TILES (ROW_TILES < 4 ? ROW_TILES : 4)
+// Tiles of rows that are multiplied at a time, as TILES_AT_ONCE of outputs are.
+#define ROW_TILES_AT_ONCE (ROW_TILES < 4 ? ROW_TILES : 4)
 
 // The lane's values of a unit of the first TILES tiles of rows, which begins at `at`.
-typedef RowsBlock UnitRows[UNIT / BLOCK][MOST_TILES];
+typedef RowsBlock UnitRows[UNIT / BLOCK][ROW_TILES_AT_ONCE];
 template <int TILES>
-inline void load_unit_rows(thread UnitRows& rows, thread LaneRows (&x)[MOST_TILES], int at, uint lane) {
+inline void load_unit_rows(thread UnitRows& rows, thread LaneRows (&x)[ROW_TILES_AT_ONCE], int at, uint lane) {
   UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
     UNROLL for (int r = 0; r < TILES; r++) load_rows(rows[b][r], x[r], at + 8 * b, UNIT / 4, lane);
   }
@@ -237,7 +237,7 @@ inline void add_unit(
     thread const UnitWeights (&weights)[OUTPUT_TILES],
     thread UnitBlocks& blocks,
     thread UnitRows& rows,
-    thread RowSums (&row_sums)[MOST_TILES]) {
+    thread RowSums (&row_sums)[ROW_TILES_AT_ONCE]) {
   UNROLL for (int o = 0; o < OUTPUT_TILES; o += TILES_AT_ONCE) {
 #if BITS
     Sums products[TILES][TILES_AT_ONCE];

@@ -4,7 +4,7 @@
 // same order.
 #define STAGE_MATRICES (STAGE_UNITS * UNIT / 8)
 #define MATRIX_WORDS 32
-#define MATRIX_BYTES 128
+#define MATRIX_BYTES (4 * MATRIX_WORDS)
 
 // A lane's words of a tile's block of a unit: those of a SIMD-group are a matrix each, one after the other.
 inline void store_wide(thread const RowsBlock& block, T* dealt, int tile, int number, uint lane) {
@@ -16,7 +16,7 @@ inline void store_wide(thread const RowsBlock& block, T* dealt, int tile, int nu
 template <int TILES>
 inline void multiply_unit(
     thread Sums (*products)[TILES_AT_ONCE], thread WeightsBlock (*blocks)[OUTPUT_TILES], int output, T* dealt) {
-  const WideRows rows = wide_rows(dealt, STAGE_MATRICES * MATRIX_BYTES);
+  const WideRows rows = wide_rows(dealt, MATRIX_BYTES, STAGE_MATRICES * MATRIX_BYTES);
   UNROLL for (int b = 0; b < UNIT / BLOCK; b++) {
     UNROLL for (int t = 0; t < TILES_AT_ONCE; t++) show_weights(blocks[b][output + t].steps);
   }
