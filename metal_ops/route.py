@@ -3,8 +3,8 @@
     s = sigmoid(gate x[t]);  chosen: the A largest s + expert_bias, the lower id on ties, largest
     first
     weights[t, a] = scale * s[chosen] / (sum of the chosen s + 1e-6)     (the division if asked for)
-    lists = (how many experts have pairs; those experts; of each the first place and the number of
-            its pairs; the pairs)
+    lists = (how many experts have pairs; those experts, the most pairs first; of each the first
+            place and the number of its pairs; the pairs)
 
 x (T, C) in the compute type; gate (E, C), plain or packed, expert_bias (E) fp32. All of the routing
 is fp32, and the bias decides the choice alone. A pair is row * A + choice; `Lists` says where what
@@ -33,6 +33,10 @@ from metal_ops.products import kind_of
 from metal_ops.rows import Weight
 
 MAX_SIMDGROUPS = 16
+# Rows from which on choosing is a launch of its own, on several cores: 8 a SIMD-group of one
+# threadgroup, which is twice what are waited for together.
+FEWEST_APART = 8 * MAX_SIMDGROUPS + 1
+CHOOSING_SIMDGROUPS = 4
 # Rows of a SIMD-group at once, and scores of a lane: what is waited for together, in registers.
 MAX_ROWS_AT_ONCE = 4
 MAX_SCORES = 8
@@ -44,9 +48,10 @@ MAX_EXPERTS = 256
 class Lists:
     """The layout of the pairs grouped by expert, (2 + 3 E + T A) int32.
 
-    How many experts have pairs; which they are, in order; of each of those, where among the pairs
-    its first one is; of each, how many it has; the pairs, in order within an expert; a spare place.
-    What lies beyond the experts that have pairs, and the spare place, may hold anything.
+    How many experts have pairs; which they are, those with the most first, of equals the lowest id:
+    what takes long begins early. Of each of those, where among the pairs its first one is; of each,
+    how many it has; the pairs, in order of expert id and within an expert; a spare place. What lies
+    beyond the experts that have pairs, and the spare place, may hold anything.
     """
 
     num_experts: int
@@ -107,10 +112,12 @@ def route(
         raise ValueError(f"route: {num_active} active experts of {num_experts} asked for")
     logits, bias = gate_logits(x, gate), [] if expert_bias is None else [expert_bias]
     if has_kernels(x.device):
-        kernel = route_kernel(*logits.shape, num_active, bool(bias), is_normalised, scale)
-        if kernel is not None:
-            weights, lists = inject(kernel, [logits, *bias])
-            return weights, lists
+        kernels = route_kernels(*logits.shape, num_active, bool(bias), is_normalised, scale)
+        if kernels:
+            weights, chosen_or_lists = inject(kernels[0], [logits, *bias])
+            for group in kernels[1:]:
+                (chosen_or_lists,) = inject(group, [chosen_or_lists])
+            return weights, chosen_or_lists
     chosen, weights = choose_reference(logits, expert_bias, num_active, is_normalised, scale)
     return weights, group_reference(chosen, num_experts)
 
@@ -124,54 +131,87 @@ def gate_logits(x: Tensor, gate: Weight) -> Tensor:
     return matmul(x if is_exact else x.cast(dtypes.float32), gate, dtype=dtypes.float32)
 
 
-def route_kernel(
+def route_kernels(
     num_rows: int,
     num_experts: int,
     num_active: int,
     has_bias: bool,
     is_normalised: bool,
     scale: float,
-) -> Kernel | None:
-    """The kernel for these shapes: up to 256 experts, and as many choices as a threadgroup's memory
-    has room for.
+) -> tuple[Kernel, ...]:
+    """The launches for these shapes, up to 256 experts: route or, for many rows, choose and group.
+    None where a threadgroup's memory has no room for the choices.
     """
-    own_rows = divide_up(num_rows, MAX_SIMDGROUPS)
-    num_simdgroups = divide_up(num_rows, own_rows)
+    is_apart = num_rows >= FEWEST_APART
     slots = divide_up(num_experts, SIMD_WIDTH)
-    lists = Lists(num_experts, num_rows * num_active)
-    # For a choice of each pair and counts of each SIMD-group.
-    num_bytes = 2 * (lists.num_pairs + num_simdgroups * slots * SIMD_WIDTH)
+    at_once = min(MAX_ROWS_AT_ONCE, max(1, MAX_SCORES // slots))
+    own_rows = at_once if is_apart else divide_up(num_rows, MAX_SIMDGROUPS)
+    num_simdgroups = CHOOSING_SIMDGROUPS if is_apart else divide_up(num_rows, own_rows)
+    num_groups = divide_up(num_rows, own_rows * num_simdgroups)
+    # Of choices, and of counts of each SIMD-group.
+    num_bytes = 2 * num_simdgroups * (own_rows * num_active + slots * SIMD_WIDTH)
     if num_experts > MAX_EXPERTS or num_bytes > THREADGROUP_BYTES:
-        return None
-    threads = SIMD_WIDTH * num_simdgroups
-    name = f"route_{num_rows}x{num_experts}_{num_active}"
-    source = compose(
-        ("route",),
-        "route",
-        name,
-        NUM_ROWS=num_rows,
-        NUM_EXPERTS=num_experts,
-        ACTIVE=num_active,
-        OWN_ROWS=own_rows,
-        ROWS=min(own_rows, MAX_ROWS_AT_ONCE, MAX_SCORES // slots),
-        THREADS=threads,
-        HAS_BIAS=has_bias,
-        IS_NORMALISED=is_normalised,
-        SCALE=float(scale),
-        **lists.constants,
-    )
+        return ()
     bias = (Argument("expert_bias", (num_experts,), dtypes.float32),) if has_bias else ()
     logits = Argument("logits", (num_rows, num_experts), dtypes.float32)
     weights = Argument("weights", (num_rows, num_active), dtypes.float32)
-    return Kernel(
-        name,
-        source,
-        (1, 1, 1),
-        threads,
-        (weights, lists.argument),
-        (logits, *bias),
-        num_ops=num_rows * num_experts * num_active,
-        num_bytes=sum(argument.num_bytes for argument in (weights, lists.argument, logits, *bias)),
+    chosen = Argument("chosen", (num_rows * num_active,), dtypes.int32)
+    lists = Lists(num_experts, num_rows * num_active)
+    choosing = {
+        "NUM_ROWS": num_rows,
+        "ACTIVE": num_active,
+        "OWN_ROWS": own_rows,
+        "ROWS": min(own_rows, at_once),
+        "HAS_BIAS": has_bias,
+        "IS_NORMALISED": is_normalised,
+        "SCALE": float(scale),
+    }
+
+    def launch(
+        op: str,
+        texts: tuple[str, ...],
+        num_groups: int,
+        num_simdgroups: int,
+        writes: tuple[Argument, ...],
+        reads: tuple[Argument, ...],
+        **constants: int | float,
+    ) -> Kernel:
+        name = f"{op}_{num_rows}x{num_experts}_{num_active}"
+        threads = SIMD_WIDTH * num_simdgroups
+        shared = {"NUM_EXPERTS": num_experts, "SLOTS": slots, "SIMDGROUPS": num_simdgroups}
+        source = compose((*texts, op), op, name, THREADS=threads, **shared, **constants)
+        return Kernel(
+            name,
+            source,
+            (num_groups, 1, 1),
+            threads,
+            writes,
+            reads,
+            num_ops=num_rows * num_experts * num_active if logits in reads else 0,
+            num_bytes=sum(argument.num_bytes for argument in (*writes, *reads)),
+        )
+
+    reads = (logits, *bias)
+    if not is_apart:
+        texts, writes = ("choice", "grouping"), (weights, lists.argument)
+        constants = choosing | lists.constants
+        return (launch("route", texts, 1, num_simdgroups, writes, reads, **constants),)
+    own_pairs = divide_up(lists.num_pairs, MAX_SIMDGROUPS * SIMD_WIDTH) * SIMD_WIDTH
+    return (
+        launch(
+            "choose", ("choice",), num_groups, num_simdgroups, (weights, chosen), reads, **choosing
+        ),
+        launch(
+            "group",
+            ("grouping",),
+            1,
+            divide_up(lists.num_pairs, own_pairs),
+            (lists.argument,),
+            (chosen,),
+            NUM_PAIRS=lists.num_pairs,
+            OWN_PAIRS=own_pairs,
+            **lists.constants,
+        ),
     )
 
 
@@ -225,8 +265,15 @@ def group_reference(chosen: Tensor, num_experts: int) -> Tensor:
     def body(loops: Loops, lists: Array, chosen: Array) -> None:
         num_used = loops.local(1, dtype=dtypes.int32)
         num_listed = loops.local(1, dtype=dtypes.int32)
+        counts = loops.local(num_experts, dtype=dtypes.int32)
+        rank = loops.local(1, dtype=dtypes.int32)
         num_used[0] = 0
         num_listed[0] = 0
+        with loops.over(num_experts) as e:
+            counts[e] = 0
+        with loops.over(num_pairs) as pair:
+            expert = chosen[pair].cast(dtypes.weakint)
+            counts[expert] = counts[expert] + 1
         with loops.over(num_experts) as e:
             first = loops.keep(num_listed, 0)
             with loops.over(num_pairs) as pair:
@@ -237,11 +284,17 @@ def group_reference(chosen: Tensor, num_experts: int) -> Tensor:
                 num_listed[0] = num_listed[0] + chosen[pair].cast(dtypes.weakint).eq(e).cast(
                     dtypes.int32
                 )
-            used = num_used[0].cast(dtypes.weakint)
-            lists[layout.experts_offset + used] = e.cast(dtypes.int32)
-            lists[layout.firsts_offset + used] = first
-            lists[layout.counts_offset + used] = num_listed[0] - first
-            num_used[0] = num_used[0] + (num_listed[0] > first).cast(dtypes.int32)
+            rank[0] = 0
+            with loops.over(num_experts) as other:
+                is_before = (counts[other] > counts[e]) | (
+                    counts[other].eq(counts[e]) & (other < e)
+                )
+                rank[0] = rank[0] + is_before.cast(dtypes.int32)
+            at = rank[0].cast(dtypes.weakint)
+            lists[layout.experts_offset + at] = e.cast(dtypes.int32)
+            lists[layout.firsts_offset + at] = first
+            lists[layout.counts_offset + at] = counts[e]
+            num_used[0] = num_used[0] + (counts[e] > 0).cast(dtypes.int32)
         lists[0] = num_used[0]
 
     lists = Tensor.empty(*layout.argument.shape, dtype=dtypes.int32, device=chosen.device)

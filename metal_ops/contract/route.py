@@ -4,7 +4,7 @@ import numpy as np
 
 from metal_ops.contract.case import Buffers, Case, Contract, Control, Expected, SameBits, pattern
 from metal_ops.contract.matmul import BARRIER
-from metal_ops.route import Lists, route_kernel
+from metal_ops.route import Lists, route_kernels
 
 # Of fp32 sums, an exponential and two divisions.
 WEIGHT_ROOM = 2e-6
@@ -41,30 +41,58 @@ CONTROLS = (
         "int(is_it)",
         "shapes",
     ),
+    Control("experts without pairs are listed", "if (totals[i] == 0) continue;", "", "shapes"),
     Control(
-        "experts without pairs are used", "simdgroup == 0 && total > 0", "simdgroup == 0", "shapes"
+        "of experts with as many pairs the higher id comes first",
+        "- (32 * i + int(lane))",
+        "+ (32 * i + int(lane))",
+        "reference",
+    ),
+    Control(
+        "experts in order of id",
+        "totals[i] * (32 * SLOTS)",
+        "min(totals[i], 1) * (32 * SLOTS)",
+        "reference",
+    ),
+    Control(
+        "pairs beyond a SIMD-group's last are counted",
+        "alike.own[i] & pairs",
+        "alike.own[i]",
+        "shapes",
+    ),
+    Control(
+        "lanes beyond the last expert count",
+        "if (32 * i + int(lane) < NUM_EXPERTS) count[i]",
+        "count[i]",
+        "shapes",
+    ),
+    Control(
+        "every threadgroup chooses for the first rows",
+        "int(group) * (SIMDGROUPS * OWN_ROWS)",
+        "0",
+        "shapes",
     ),
     Control(
         "the rows of every SIMD-group begin at the first place",
-        "PAIRS_OFFSET + first + before;",
-        "PAIRS_OFFSET + first;",
+        "PAIRS_OFFSET + firsts[i] + before;",
+        "PAIRS_OFFSET + firsts[i];",
         "reference",
     ),
     Control(
         "an expert's pairs all go to its first place",
-        "popcount(alike & before_lane)",
-        "popcount(alike & 0)",
+        "popcount(alike.same & before_lane)",
+        "popcount(alike.same & 0)",
         "shapes",
     ),
     Control(
         "every 32 pairs begin at the first place",
-        "place[i] += int(popcount(own[i]));",
+        "place[i] += int(popcount(alike.own[i]));",
         "",
         "reference",
     ),
     Control(
         "an expert's pairs begin with the list",
-        "PAIRS_OFFSET + first + before;",
+        "PAIRS_OFFSET + firsts[i] + before;",
         "PAIRS_OFFSET + before;",
         "reference",
     ),
@@ -100,22 +128,29 @@ def contracts() -> list[Contract]:
 
 
 def company() -> tuple[SameBits, ...]:
-    """Rows of a wide round, and the same rows in narrower ones, in another order too."""
-    num_rows, num_experts = 70, 40
-    wide = case(num_rows, num_experts, 5)
+    """Rows of wide rounds, and the same rows in narrower ones, in another order too: of one launch,
+    and of the two of many rows.
+    """
 
-    def routing(found: Buffers) -> np.ndarray:
-        return bits_and_choices(found["weights"], found["lists"], num_experts)
+    def picked(num_rows: int, rows: list[int]) -> SameBits:
+        num_experts = 40
+        wide, narrow = case(num_rows, num_experts, 5), case(len(rows), num_experts, 5)
 
-    def picked(rows: list[int]) -> SameBits:
-        narrow = case(len(rows), num_experts, 5)
+        def routing(found: Buffers) -> np.ndarray:
+            return bits_and_choices(found["weights"], found["lists"], num_experts)
+
         buffers = narrow.buffers | {"logits": wide.buffers["logits"][rows]}
         alone = Case(f"{len(rows)} rows", narrow.kernels, buffers)
         picks = (lambda found: routing(found)[rows], routing)
         return SameBits(f"rows {rows[:3]} of {num_rows}", (wide, alone), picks)
 
-    every = list(range(num_rows))
-    return tuple(map(picked, ([0], [69], [65, 3], every[8:17], every[4:41], every[::-1])))
+    every = list(range(200))
+    return (
+        *(picked(70, rows) for rows in ([0], [69], [65, 3], every[8:17], every[4:41])),
+        picked(70, every[69::-1]),
+        picked(200, [199]),
+        picked(200, every[150:15:-1]),
+    )
 
 
 def bits_and_choices(weights: np.ndarray, lists: np.ndarray, num_experts: int) -> np.ndarray:
@@ -154,7 +189,7 @@ def case(
         logits[1] = logits[:, 3] = np.nan
     if has_bias:
         bias = buffers["expert_bias"] = pattern(num_experts, seed=9)[again]
-    kernel = route_kernel(num_rows, num_experts, num_active, has_bias, is_normalised, scale)
+    kernels = route_kernels(num_rows, num_experts, num_active, has_bias, is_normalised, scale)
     chosen, weights = routed(logits, bias, num_active, is_normalised, scale)
     lists = grouped(chosen, num_experts)
     expected = {
@@ -164,8 +199,8 @@ def case(
     if has_nan:
         del expected["weights"]
     what = ", ties" * bool(period) + ", NaN" * has_nan + ", alike" * is_alike
-    shape = f"{kernel.name}, bias {has_bias}, scale {scale}{what}"
-    return Case(shape, (kernel,), buffers, expected, gate)
+    shape = f"{kernels[0].name}, bias {has_bias}, scale {scale}{what}"
+    return Case(shape, kernels, buffers, expected, gate)
 
 
 def routed(
@@ -185,7 +220,7 @@ def grouped(chosen: np.ndarray, num_experts: int) -> np.ndarray:
     layout = Lists(num_experts, chosen.size)
     lists = np.full(layout.argument.shape, -1)
     counts = np.bincount(chosen.reshape(-1), minlength=num_experts)
-    used = np.flatnonzero(counts)
+    used = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     lists[0] = len(used)
     for offset, column in (
         (layout.experts_offset, used),
