@@ -13,7 +13,7 @@ from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
-from metal_ops.kernel import Argument, Kernel, Target, compose, divide_up, target_of
+from metal_ops.kernel import SIMD_WIDTH, Argument, Kernel, Target, compose, divide_up, target_of
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Index, Loops, loop_kernel
 from metal_ops.norm import Mixture
@@ -111,13 +111,13 @@ def _expert_kernel(
     out: Argument,
     target: Target,
 ) -> Kernel:
-    """A launch over the tiles of outputs and the experts that may have pairs, those of `out`."""
+    """A launch over the tiles of outputs and those of pairs, which are the rows of `out`."""
     weight = next(iter(weights.values()))
     num_experts, num_outputs, depth = weight.shape
     (num_pairs, _), (num_rows, _) = out.shape, rows.shape
     lists = Lists(num_experts, num_pairs)
     # Rows that only fill a tile up cost as much as true ones: a tile of few rows is as high as an
-    # expert has members on average, and where it has more, its weights come out of the cache again.
+    # expert has members on average, and where it has more, they are another tile.
     tile = tile_of(
         weight,
         rows.dtype,
@@ -128,6 +128,9 @@ def _expert_kernel(
         fewest_many=FEWEST_MANY_MEMBERS,
     )
     values = constants(weight, rows.dtype, num_rows, tile, (num_outputs,))
+    # With fewer pairs than experts hardly one has a second tile, which its threadgroup then takes.
+    is_tiled = num_pairs > num_experts
+    num_tiles = lists.most_used + is_tiled * (num_pairs - lists.most_used) // tile.num_rows
     name = f"{op}{weight.suffix}_{num_pairs}x{num_outputs}x{depth}_{num_experts}"
     source = compose(
         (*tile.stems, "members", op),
@@ -136,13 +139,16 @@ def _expert_kernel(
         target,
         **values,
         **lists.constants,
+        IS_TILED=is_tiled,
+        NUM_EXPERTS=num_experts,
+        SLOTS=divide_up(num_experts, SIMD_WIDTH),
         NUM_OUTPUTS=num_outputs,
         PAIRS_PER_ROW=num_pairs // num_rows,
     )
     return Kernel(
         name,
         source,
-        (divide_up(num_outputs, tile.num_outputs), lists.most_used, 1),
+        (divide_up(num_outputs, tile.num_outputs), num_tiles, 1),
         values["THREADS"],
         (out,),
         (

@@ -51,6 +51,14 @@ CONTROLS = (
         "members.pairs[0]",
         "rows",
     ),
+    Control("an expert's tiles are all its first", "(number - from) * ROWS", "0", "shapes"),
+    Control("experts without members have tiles", "< num_used ?", ">= 0 ?", "reference"),
+    Control(
+        "tiles of later experts come first",
+        "const int from = num_before +",
+        "const int from =",
+        "shapes",
+    ),
     Control(
         "every tile takes the first members",
         "min(first + pointed_row",
@@ -76,7 +84,9 @@ def gate_up_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
         make_case(spread(3, 3, 5), 5, 80, 96, kinds[1]),
         make_case(spread(20, 3, 4), 4, 9, 128, kinds[-1]),
         make_case(same(70, 1, 4), 4, 24, 128, kinds[0]),
-        make_case(same(40, 2, 64), 64, 16, 128, kinds[0]),
+        # More members than a tile, of a threadgroup that takes all of an expert's.
+        make_case(same(20, 2, 64), 64, 16, 128, kinds[0]),
+        make_case(spread(20, 5, 39), 39, 16, 128, kinds[0]),
         make_case(spread(2, 4, 8), 8, 320, 128, kinds[0]),
         make_case(spread(6, 4, 8), 8, 24, 1024, kinds[0], "reference"),
     ]
@@ -109,7 +119,9 @@ def down_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
         make_case(spread(3, 3, 5), 5, 96, 32, kinds[1]),
         make_case(spread(20, 3, 4), 4, 24, 128, kinds[-1]),
         make_case(same(70, 1, 4), 4, 40, 128, kinds[0]),
-        make_case(same(40, 2, 64), 64, 16, 128, kinds[0]),
+        # More members than a tile, of a threadgroup that takes all of an expert's.
+        make_case(same(20, 2, 64), 64, 16, 128, kinds[0]),
+        make_case(spread(20, 5, 39), 39, 16, 128, kinds[0]),
         make_case(spread(2, 4, 8), 8, 640, 128, kinds[0]),
         make_case(spread(6, 4, 8), 8, 48, 1024, kinds[0], "reference"),
     ]

@@ -1,8 +1,8 @@
 // expert_down: outputs[p] = w2[e] hidden[p] of every pair p = t * A + a, where e is the expert that row t chose as its
 // a-th; in fp32, for the next norm to sum by the weights.
 //
-// Grid: (tiles of TURNS * OUTPUTS outputs, experts that may have members); THREADS threads. Called by
-// metal_ops/experts.py. As matmul, to whose sums these are equal to the bit, of the members of one expert, walked as
+// Grid: (tiles of TURNS * OUTPUTS outputs, tiles of members that there may be); THREADS threads. Called by
+// metal_ops/experts.py. As matmul, to whose sums these are equal to the bit, of members of one expert, taken as
 // expert_gate_up does and for its reasons. Moves the weights of the experts that have members, once.
 
 [[kernel, max_total_threads_per_threadgroup(THREADS)]] void expert_down(
@@ -13,12 +13,11 @@
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup MEMORY memory[MEMORY_SIZE];
-  // Loaded before it is known whether there is such an expert: one wait for both.
-  const Members members = load_members(lists, group.y);
-  if (int(group.y) >= lists[0]) return;
+  const MembersTile tile = find_tile(lists, group.y, thread_index % 32);
+  const Members members = tile.members;
   const int first_output = group.x * (TURNS * OUTPUTS);
-  for (int first = 0; first < members.count; first += ROWS) {
-    const int num_rows = min(ROWS, members.count - first);
+  for (int first = tile.first; first < tile.end; first += ROWS) {
+    const int num_rows = min(ROWS, tile.end - first);
     Work work;
     find_members(work, hidden, members, first, thread_index);
     WeightRow weights[OUTPUT_TILES];

@@ -1,13 +1,12 @@
 // expert_gate_up: hidden[p] = round(silu(round(w1[e] x[t])) * round(w3[e] x[t])) of every pair p = t * A + a, where
 // e is the expert that row t chose as its a-th.
 //
-// Grid: (tiles of TURNS * OUTPUTS outputs, experts that may have members); THREADS threads. Called by
-// metal_ops/experts.py. As gate_up, to whose sums these are equal to the bit, of the members of one expert: they pass
-// by in tiles of ROWS, about as many as an expert has on average, because rows that fill a tile up cost as much as
-// true ones. One threadgroup walks all tiles of its expert, and the grid has no third dimension for them: outputs
-// and experts are threadgroups enough for any GPU, the weights of a walk come out of memory once and then out of the
-// cache, and no threadgroups are launched for members that are not there, of which a worst case would have most.
-// Moves the weights of the experts that have members, once.
+// Grid: (tiles of TURNS * OUTPUTS outputs, tiles of members that there may be); THREADS threads. Called by
+// metal_ops/experts.py. As gate_up, to whose sums these are equal to the bit, of members of one expert: they are taken
+// in tiles of ROWS, about as many as an expert has on average, because rows that fill a tile up cost as much as true
+// ones. Each tile is a threadgroup's, found in the lists: one that walked all of its expert's would be the last for long
+// where a few experts have most members. Tiles of an expert come after each other in the grid, so its weights come out
+// of memory once and then out of the cache. Moves the weights of the experts that have members, once.
 
 [[kernel, max_total_threads_per_threadgroup(THREADS)]] void expert_gate_up(
     device T* hidden,
@@ -18,12 +17,11 @@
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup MEMORY memory[MEMORY_SIZE];
-  // Loaded before it is known whether there is such an expert: one wait for both.
-  const Members members = load_members(lists, group.y);
-  if (int(group.y) >= lists[0]) return;
+  const MembersTile tile = find_tile(lists, group.y, thread_index % 32);
+  const Members members = tile.members;
   const int first_output = group.x * (TURNS * OUTPUTS);
-  for (int first = 0; first < members.count; first += ROWS) {
-    const int num_rows = min(ROWS, members.count - first);
+  for (int first = tile.first; first < tile.end; first += ROWS) {
+    const int num_rows = min(ROWS, tile.end - first);
     Work work;
     find_members(work, x, members, first, thread_index);
     WeightRow weights[OUTPUT_TILES];
