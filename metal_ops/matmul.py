@@ -19,7 +19,7 @@ from metal_ops.checks import expect
 from metal_ops.kernel import FLOATS, Argument, Kernel, Target, compose, divide_up, target_of
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
-from metal_ops.product_tile import Tile, constants, tile_of
+from metal_ops.product_tile import Tile, constants, fewest_many, tile_of
 from metal_ops.products import WeightKind, is_served, kind_of, num_ops, weight_arguments
 from metal_ops.rows import Rows, Weight, parts
 from metal_ops.tiles import TileRows, for_each_tile, swiglu_tile
@@ -78,8 +78,12 @@ def matmul_kernel(
     out_dtype: DType,
     bias_dtype: DType | None = None,
     target: Target = Target.METAL,
+    from_many: int | None = None,
 ) -> Kernel | None:
-    """matmul of rows in the compute type `dtype`, if a kernel serves the weight."""
+    """matmul of rows in the compute type `dtype`, if a kernel serves the weight.
+
+    from_many: rows from which on they are staged, where that is not to be what is fastest.
+    """
     if not is_served(weight, dtype) or out_dtype not in FLOATS or bias_dtype not in (*FLOATS, None):
         return None
     bias = () if bias_dtype is None else (Argument("bias", (weight.num_outputs,), bias_dtype),)
@@ -89,7 +93,9 @@ def matmul_kernel(
         [weight],
         dtype,
         (weight.num_outputs,),
-        tile_of(weight, dtype, num_rows, target),
+        tile_of(
+            weight, dtype, num_rows, target, fewest_many=from_many or fewest_many(weight, target)
+        ),
         target,
         writes=(Argument("out", (num_rows, weight.num_outputs), out_dtype),),
         reads=(*weight_arguments("weight", weight), *bias),

@@ -57,7 +57,7 @@ _ON_CUDA = (
 )
 _WIDE = (
     ManyRows(row_tiles=8, simdgroups=8, output_tiles=4, at_once=132, max_stages=3, is_wide=True),
-    ManyRows(row_tiles=8, simdgroups=4, output_tiles=2, at_once=264, max_stages=3, is_wide=True),
+    ManyRows(row_tiles=8, simdgroups=8, output_tiles=2, at_once=132, max_stages=3, is_wide=True),
 )
 MANY_ROWS = {
     Target.METAL: _ON_METAL,
@@ -154,6 +154,15 @@ def tile_of(
     return replace(tile, turns=min(enough, default=max(turns)))
 
 
+def fewest_many(weight: WeightKind, target: Target) -> int:
+    """Rows from which on they are best staged: not while all threadgroups of few rows run at once,
+    whose SIMD-groups pass through a chunk of K each, and not through all of it.
+    """
+    few = Tile(MOST_ROW_TILES, OUTPUT_TILES, num_chunks(weight), num_weights=1)
+    side_by_side = divide_up(weight.num_outputs, few.num_outputs)
+    return max(FEWEST_MANY, AT_ONCE[target] // side_by_side * few.num_rows + 1)
+
+
 def _many_rows(
     weight: WeightKind,
     dtype: DType,
@@ -172,8 +181,9 @@ def _many_rows(
         # Rows that only fill a tile up are copied too.
         and (many.row_tiles <= MOST_ROW_TILES or many.num_rows < 2 * num_rows)
     ]
-    # Where they can be wide, smaller tiles that are not are no better.
-    possible = [many for many in possible if many.is_wide] or possible
+    if any(many.is_wide for many in possible):
+        # Small tiles are none the better for it.
+        possible = [m for m in possible if m.is_wide or m.row_tiles <= MOST_ROW_TILES]
     tile = None
     for many in possible:
         tile = Tile(

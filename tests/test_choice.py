@@ -13,7 +13,7 @@ from metal_ops.norm import norm_kernel
 from metal_ops.product_tile import tile_of
 from metal_ops.products import WeightKind, num_chunks
 from metal_ops.qk import qk_kernel
-from metal_ops.route import route_kernel
+from metal_ops.route import route_kernels
 from metal_ops.table import Capacity
 
 F32, F16, BF16, I32 = dtypes.float32, dtypes.float16, dtypes.bfloat16, dtypes.int32
@@ -52,7 +52,7 @@ def test_published_shapes_have_kernels(hidden, heads, kv_heads, ffn, vocab, bits
         qk_kernel(capacity, heads, pool, 262144, 1e-5, BF16, BF16, BF16, BF16),
         norm_kernel(rows, hidden, BF16, BF16, 1e-5, True, 4, None),
         matmul_kernel(rows, weight(64, hidden), BF16, F32),
-        route_kernel(rows, 64, 4, True, True, 1.0),
+        *route_kernels(rows, 64, 4, True, True, 1.0),
         expert_gate_up_kernel(rows, 4, weight(64, 1536, hidden), weight(64, 1536, hidden), BF16),
         expert_down_kernel(rows * 4, weight(64, hidden, 1536), BF16),
         *(attend_kernels(capacity, heads, pool, head_dim**-0.5, BF16, BF16) or [None]),
@@ -122,6 +122,18 @@ def test_tiles_follow_the_rows_and_the_threadgroups_that_run_at_once(target):
 
 
 @pytest.mark.parametrize("target", Target)
+def test_rows_are_staged_where_threadgroups_of_few_would_not_all_run_at_once(target):
+    def is_staged(num_rows, num_outputs):
+        kernel = matmul_kernel(
+            num_rows, WeightKind((num_outputs, 2048), BF16), BF16, BF16, None, target
+        )
+        return "#define IS_STAGED 1\n" in kernel.source
+
+    assert [is_staged(33, count) for count in (64, 1024, 8192)] == [False, False, True]
+    assert [is_staged(rows, 64) for rows in (512, 4096)] == [False, True]
+
+
+@pytest.mark.parametrize("target", Target)
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("bits, group_size", [(0, 0), (4, 32), (4, 64), (8, 128)])
 def test_many_rows_are_staged_where_stages_fit(target, dtype, bits, group_size):
@@ -164,8 +176,9 @@ def test_what_other_kernels_refuse():
     assert norm_kernel(1, 96, BF16, BF16, 1e-5, False, 0, None)
     assert norm_kernel(1, 97, BF16, BF16, 1e-5, False, 0, None) is None
     assert norm_kernel(1, 96, I32, BF16, 1e-5, False, 0, None) is None
-    assert route_kernel(8, 256, 4, True, True, 1.0)
-    assert route_kernel(8, 257, 4, True, True, 1.0) is None
+    assert len(route_kernels(128, 256, 4, True, True, 1.0)) == 1
+    assert len(route_kernels(129, 256, 4, True, True, 1.0)) == 2
+    assert route_kernels(8, 257, 4, True, True, 1.0) == ()
 
 
 def test_attention_takes_heads_of_multiples_of_16():

@@ -11,9 +11,10 @@ from metal_ops.emulated_metal import compile, install
 from metal_ops.experts import expert_down_kernel, expert_ffn, expert_gate_up_kernel
 from metal_ops.kernel import THREADGROUP_BYTES
 from metal_ops.matmul import matmul_kernel
+from metal_ops.product_tile import FEWEST_MANY
 from metal_ops.products import WeightKind, kind_of
 from metal_ops.quantized import QuantizedMatrix
-from metal_ops.route import route, route_kernel
+from metal_ops.route import route, route_kernels
 from tests import oracle
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator runs on Linux only")
@@ -72,7 +73,7 @@ def test_a_mixture_piece_by_piece(experts, width, ffn, bits, has_kernels):
     w2, bias, x = weight(4, experts, width, ffn), values(5, experts), 10 * values(6, rows, width)
     kernels = [
         matmul_kernel(rows, kind_of(gate), F32, F32),
-        route_kernel(rows, experts, active, True, True, 1.5),
+        *(route_kernels(rows, experts, active, True, True, 1.5) or [None]),
         expert_gate_up_kernel(rows, active, kind_of(w1), kind_of(w3), F32),
         expert_down_kernel(rows * active, kind_of(w2), F32),
     ]
@@ -91,17 +92,17 @@ def test_a_mixture_piece_by_piece(experts, width, ffn, bits, has_kernels):
 
 
 def test_the_largest_choice_fills_the_memory_of_a_threadgroup():
-    kernel = route_kernel(384, 256, 32, True, True, 1.0)
+    (kernel,) = route_kernels(128, 256, 96, True, True, 1.0)
     compiled = compile(kernel.source, kernel.name)[kernel.name]
     assert compiled.threadgroup_bytes == THREADGROUP_BYTES
-    assert route_kernel(385, 256, 32, True, True, 1.0) is None
+    assert route_kernels(128, 256, 97, True, True, 1.0) == ()
 
 
 @pytest.mark.parametrize("dtype", [BF16, dtypes.float32])
 @pytest.mark.parametrize("bits, group_size", [(0, 0), (4, 32), (8, 64), (4, 128)])
 def test_rows_of_a_prompt_fit_the_memory_of_a_threadgroup(dtype, bits, group_size):
     weight = WeightKind((64, 1024), BF16, bits, group_size)
-    kernel = matmul_kernel(512, weight, dtype, dtype)
+    kernel = matmul_kernel(512, weight, dtype, dtype, from_many=FEWEST_MANY)
     compiled = compile(kernel.source, kernel.name)[kernel.name]
     assert compiled.threadgroup_bytes <= THREADGROUP_BYTES
 

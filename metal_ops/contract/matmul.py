@@ -11,7 +11,7 @@ from metal_ops.contract.case import EPSILON, Buffers, Case, Contract, Control, E
 from metal_ops.contract.case import pattern, rounded
 from metal_ops.kernel import TYPES, Kernel, Target
 from metal_ops.matmul import gate_up_kernel, matmul_kernel, project_kernel
-from metal_ops.product_tile import MANY_ROWS
+from metal_ops.product_tile import FEWEST_MANY, MANY_ROWS
 from metal_ops.products import BLOCK, WeightKind
 
 F32, F16, BF16 = dtypes.float32, dtypes.float16, dtypes.bfloat16
@@ -237,7 +237,10 @@ def matmul_case(
     dtype, weight, buffers, values = weights_of(kind, depth, weight=num_outputs)
     out_dtype = out_dtype or dtype
     bias_dtype = weight["weight"].dtype if has_bias else None
-    kernel = matmul_kernel(num_rows, weight["weight"], dtype, out_dtype, bias_dtype, target)
+    # As many rows of a weight with more outputs, which would take the emulator long.
+    kernel = matmul_kernel(
+        num_rows, weight["weight"], dtype, out_dtype, bias_dtype, target, from_many=FEWEST_MANY
+    )
     x = buffers["x"] = rounded(pattern(num_rows, depth, seed=5), dtype)
     out = x @ values["weight"].T
     if has_bias:
