@@ -13,7 +13,7 @@ from metal_ops.launch import empty
 # Rows of the largest round.
 MAX_ROWS = 512
 # On NVIDIA's GPUs, which are not busy with fewer: the experts of a mixture share them.
-MAX_ROWS_ON_CUDA = 1024
+MAX_ROWS_ON_CUDA = 2048
 # How many of a stream's last rows can be dropped and written again: the widest window of drafted
 # tokens.
 MAX_WINDOW = 32

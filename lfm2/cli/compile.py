@@ -48,7 +48,7 @@ def forms(sizes: list[int], streams: int) -> list[Capacity]:
     click.option(
         "--rows",
         type=Rows(),
-        show_default="all powers of two up to 512, on CUDA 1024",
+        show_default="all powers of two up to 512, on CUDA 2048",
         help="Tokens at once to compile for: 1 to decode, more for a prompt or a piece of it. "
         "Rounded up to powers of two.",
     ),
