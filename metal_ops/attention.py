@@ -46,9 +46,13 @@ MAX_SPLIT_ROWS = 32
 NOMINAL_KEYS = 1024
 THREADS = 128
 # Of 8 (row, head) pairs each: 2 of width 64 take 32 registers for their sums, and as many again
-# where splits are folded.
+# where splits are folded. A thread of NVIDIA's GPUs has registers for twice as many of a prompt,
+# whose keys and values are then loaded half as often.
 MAX_PAIR_TILES = 2
-MAX_TILES_WIDTH = 128
+MAX_TILE_WIDTH = 64
+# SIMD-groups of such tiles, from which on they are enough: two threadgroups of four a
+# multiprocessor of an H200.
+FEWEST_WIDE = 1024
 # Lanes have an eighth of a head each, which they load by 2 numbers at least.
 HEAD_DIM_UNIT = 16
 MAX_HEAD_DIM = 128
@@ -102,7 +106,7 @@ def attend_kernels(
         return None
     if dtype not in FLOATS or pool_dtype != dtype:
         return None
-    constants = _constants(capacity, num_heads, pool, scale, dtype)
+    constants = _constants(capacity, num_heads, pool, scale, dtype, target)
     num_tiles = most_tiles(capacity, TILE * constants["PAIR_TILES"] // group)
     size = f"{num_rows}x{capacity.segments}x{num_heads}x{num_kv_heads}x{head_dim}"
     q = Argument("q", (num_rows, num_heads, head_dim), dtype)
@@ -126,7 +130,12 @@ def attend_kernels(
 
 
 def _constants(
-    capacity: Capacity, num_heads: int, pool: tuple[int, int, int], scale: float, dtype: DType
+    capacity: Capacity,
+    num_heads: int,
+    pool: tuple[int, int, int],
+    scale: float,
+    dtype: DType,
+    target: Target,
 ) -> dict[str, int | float | DType]:
     _, num_kv_heads, head_dim = pool
     group = num_heads // num_kv_heads
@@ -136,7 +145,7 @@ def _constants(
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": group,
         "HEAD_DIM": head_dim,
-        "PAIR_TILES": num_pair_tiles(capacity, group, head_dim),
+        "PAIR_TILES": num_pair_tiles(capacity, group, num_kv_heads, head_dim, target),
         "KEY_CHUNK": KEY_CHUNK,
         "SPLITS": SPLITS,
         "SCALE": float(scale * log2(e)),
@@ -146,12 +155,18 @@ def _constants(
     }
 
 
-def num_pair_tiles(capacity: Capacity, group: int, head_dim: int) -> int:
+def num_pair_tiles(
+    capacity: Capacity, group: int, num_kv_heads: int, head_dim: int, target: Target
+) -> int:
     """How wide a tile of (row, head) pairs is, in eights: at least a group, and as wide as the rows
     of a segment are likely to fill and the registers allow.
     """
     rows = divide_up(capacity.rows, capacity.segments)
-    widest = max(1, min(MAX_PAIR_TILES, MAX_TILES_WIDTH // head_dim))
+    most = MAX_PAIR_TILES
+    num_wide = capacity.rows * group * num_kv_heads // (TILE * 2 * most)
+    if target is not Target.METAL and num_wide >= FEWEST_WIDE:
+        most *= 2
+    widest = max(1, min(most, most * MAX_TILE_WIDTH // head_dim))
     return max(divide_up(group, TILE), min(divide_up(rows * group, TILE), widest))
 
 

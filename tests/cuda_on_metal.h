@@ -60,6 +60,10 @@ MSL_LIBRARY float2 msl_product(const uint (&given)[4], const char* file, int lin
   product += 2 * exchange->lane;
   return float2(product[0], product[1]);
 }
+template <class T>
+MSL_LIBRARY void load_line(const T* from, MSL_SITE) {
+  emu_touch(from, sizeof(T), EMU_READ, file, line);
+}
 // Of 16 rows of a the upper and the lower half, each by itself. Sums: anything of two floats.
 template <class T, class Upper, class Lower>
 MSL_LIBRARY void multiply_by_16(T, Upper& upper, Lower& lower, const uint* a_upper, const uint* a_lower, const uint* b,

@@ -136,6 +136,10 @@ inline void mix_chunk(
     int last,
     uint lane) {
   const int first_key = chunk * KEY_CHUNK;
+  // A lane's key of the split's next chunk.
+  const long ahead = long(min(first_key + SPLITS * KEY_CHUNK + int(lane), last)) * (NUM_KV_HEADS * HEAD_DIM);
+  load_to_cache(keys + ahead);
+  load_to_cache(values + ahead);
   Sums scores[KEY_TILES][PAIR_TILES];
   UNROLL for (int k = 0; k < KEY_TILES; k++) {
     const int key = key_until(SEES_ALL, first_key + TILE * k + lane_output(lane), last);

@@ -6,8 +6,8 @@
 //
 // without the division unless IS_NORMALISED; all in fp32. A NaN is never chosen; with nothing left, expert 0 is.
 //
-// A SIMD-group has OWN_ROWS rows; its lane has the SLOTS experts lane, lane + 32, ... of each. A row alone waits twice for
-// memory: for its logits, and for those of its choices again, out of the nearest cache. ROWS rows at a time wait
+// A SIMD-group has OWN_ROWS rows; its lane has the SLOTS experts lane, lane + 32, ... of each. A row alone waits twice
+// for memory: for its logits, and for those of its choices again, out of the nearest cache. ROWS rows at a time wait
 // together, for their logits and for each reduction. Scores are compared as integers, which NVIDIA's GPUs reduce in one
 // instruction and floats in ten. A row's weights are summed by a lane in order of choice: their bits are its own.
 // 2 * ROWS * SLOTS <= 16 scores and SLOTS counts a thread.

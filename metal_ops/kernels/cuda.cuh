@@ -242,6 +242,11 @@ template <typename T>
 __device__ __forceinline__ T load_with_next(const T* from) {
   return load_in_place(from);
 }
+// The 128 bytes around, to the nearest cache.
+template <typename T>
+__device__ __forceinline__ void load_line(const T* from) {
+  asm volatile("prefetch.global.L1 [%0];" : : "l"(from));
+}
 // A barrier of the 32 lanes, by a number from 1 to 15 that no other SIMD-group has. It says true, which the compiler
 // does not know: else it would have products pass the barrier in place of the loads.
 __device__ __forceinline__ bool hold_lanes(int number) {

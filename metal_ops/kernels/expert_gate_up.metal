@@ -4,9 +4,9 @@
 // Grid: (tiles of TURNS * OUTPUTS outputs, tiles of members that there may be); THREADS threads. Called by
 // metal_ops/experts.py. As gate_up, to whose sums these are equal to the bit, of members of one expert: they are taken
 // in tiles of ROWS, about as many as an expert has on average, because rows that fill a tile up cost as much as true
-// ones. Each tile is a threadgroup's, found in the lists: one that walked all of its expert's would be the last for long
-// where a few experts have most members. Tiles of an expert come after each other in the grid, so its weights come out
-// of memory once and then out of the cache. Moves the weights of the experts that have members, once.
+// ones. Each tile is a threadgroup's, found in the lists: one that walked all of its expert's would be the last for
+// long where a few experts have most members. Tiles of an expert come after each other in the grid, so its weights come
+// out of memory once and then out of the cache. Moves the weights of the experts that have members, once.
 
 [[kernel, max_total_threads_per_threadgroup(THREADS)]] void expert_gate_up(
     device T* hidden,

@@ -9,6 +9,8 @@ inline int place_row(uint lane, int i) { return lane_row(lane) + i; }
 inline int place_column(uint lane, int i) { return lane_output(lane); }
 inline ushort place_bit(int i) { return 1 << i; }
 
+inline void load_to_cache(const T* from) { load_line(from); }
+
 // Part of a run: as many bytes as the run is a multiple of, up to 16.
 template <typename V, int N>
 struct Part {
@@ -59,14 +61,16 @@ inline void multiply_two(
   }
 #else
   const uint both_left[2] = {word_of(left[0]), word_of(left[1])};
-  const uint upper[2] = {word_of(right[0]), word_of(second_right[0])};
-#if PAIR_TILES == 2
-  const uint lower[2] = {word_of(right[1]), word_of(second_right[1])};
-  multiply_by_16(T(), sums[0].elements, sums[1].elements, upper, lower, both_left);
-#else
-  const uint lower[2] = {0, 0};
-  float2 unused = float2(0.0f);
-  multiply_by_16(T(), sums[0].elements, unused, upper, lower, both_left);
-#endif
+  UNROLL for (int p = 0; p < PAIR_TILES; p += 2) {
+    const uint upper[2] = {word_of(right[p]), word_of(second_right[p])};
+    if (p + 1 < PAIR_TILES) {
+      const uint lower[2] = {word_of(right[p + 1]), word_of(second_right[p + 1])};
+      multiply_by_16(T(), sums[p].elements, sums[p + 1].elements, upper, lower, both_left);
+    } else {
+      const uint lower[2] = {0, 0};
+      float2 unused = float2(0.0f);
+      multiply_by_16(T(), sums[p].elements, unused, upper, lower, both_left);
+    }
+  }
 #endif
 }
