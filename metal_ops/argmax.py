@@ -15,7 +15,7 @@ from metal_ops.loops import Array, Loops, loop_kernel
 from metal_ops.sums import num_lanes
 
 VALUES = 4  # of a thread at once
-MAX_THREADS = 1024
+MAX_THREADS = 512
 
 
 def argmax(logits: Tensor) -> Tensor:

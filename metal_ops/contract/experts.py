@@ -52,7 +52,7 @@ CONTROLS = (
         "rows",
     ),
     Control("an expert's tiles are all its first", "(number - from) * ROWS", "0", "shapes"),
-    Control("experts without members have tiles", "< num_used ?", ">= 0 ?", "reference"),
+    Control("experts without members have tiles", "< num_used ?", ">= 0 ?", "reference", is_race=True),
     Control(
         "tiles of later experts come first",
         "const int from = num_before +",

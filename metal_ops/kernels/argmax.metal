@@ -5,7 +5,7 @@
 // Grid: one threadgroup a row; THREADS threads. Called once a round by metal_ops/argmax.py, right after the product
 // with the head: reads the logits once, 256 KB for a row of 65,536, mostly out of the last cache. A round of one row
 // keeps one core busy and the others idle. To spread a row over threadgroups would take a second launch, which waits
-// for the first, to join what each found. 1,024 threads with LOADS loads in flight, 64 KB, are through such a row in 4
+// for the first, to join what each found. 512 threads with LOADS loads in flight, 32 KB, are through such a row in 8
 // waits for memory, so there is less to win than that launch costs (reckoned, not measured). More rows fill more cores.
 // One barrier, some 24 registers a thread, 192 bytes of threadgroup memory: full occupancy. Logits and ids are
 // compared and nothing is added, so the order in which that happens does not show.
