@@ -45,14 +45,14 @@ MAX_SPLIT_ROWS = 32
 # are.
 NOMINAL_KEYS = 1024
 THREADS = 128
-# Of 8 (row, head) pairs each: 2 of width 64 take 32 registers for their sums, and as many again
-# where splits are folded. A thread of NVIDIA's GPUs has registers for twice as many of a prompt,
-# whose keys and values are then loaded half as often.
+# Of 8 (row, head) pairs each, for heads of up to 64: 2 take 32 registers for their sums, and as
+# many again where splits are folded.
 MAX_PAIR_TILES = 2
-MAX_TILE_WIDTH = 64
-# SIMD-groups of such tiles, from which on they are enough: two threadgroups of four a
-# multiprocessor of an H200.
-FEWEST_WIDE = 1024
+WIDEST_HEAD = 64
+# A thread of NVIDIA's GPUs has registers for twice as many, whose keys and values are then loaded
+# half as often: from so many SIMD-groups of them on, two threadgroups a multiprocessor of an H200.
+MOST_PAIR_TILES = 4
+FEWEST_SIMDGROUPS = 1024
 # Lanes have an eighth of a head each, which they load by 2 numbers at least.
 HEAD_DIM_UNIT = 16
 MAX_HEAD_DIM = 128
@@ -162,11 +162,10 @@ def num_pair_tiles(
     of a segment are likely to fill and the registers allow.
     """
     rows = divide_up(capacity.rows, capacity.segments)
-    most = MAX_PAIR_TILES
-    num_wide = capacity.rows * group * num_kv_heads // (TILE * 2 * most)
-    if target is not Target.METAL and num_wide >= FEWEST_WIDE:
-        most *= 2
-    widest = max(1, min(most, most * MAX_TILE_WIDTH // head_dim))
+    most, num_pairs = MAX_PAIR_TILES, capacity.rows * group * num_kv_heads
+    if target is not Target.METAL and num_pairs >= TILE * MOST_PAIR_TILES * FEWEST_SIMDGROUPS:
+        most = MOST_PAIR_TILES
+    widest = max(1, min(most, most * WIDEST_HEAD // head_dim))
     return max(divide_up(group, TILE), min(divide_up(rows * group, TILE), widest))
 
 

@@ -128,9 +128,11 @@ def _expert_kernel(
         fewest_many=FEWEST_MANY_MEMBERS,
     )
     values = constants(weight, rows.dtype, num_rows, tile, (num_outputs,))
-    # With fewer pairs than experts hardly one has a second tile, which its threadgroup then takes.
-    is_tiled = num_pairs > num_experts
-    num_tiles = lists.most_used + is_tiled * (num_pairs - lists.most_used) // tile.num_rows
+    # With no more pairs than experts hardly one has a second tile: its threadgroup then takes both.
+    has_one_tile = num_pairs > num_experts
+    num_tiles = lists.most_used
+    if has_one_tile:
+        num_tiles += (num_pairs - lists.most_used) // tile.num_rows
     name = f"{op}{weight.suffix}_{num_pairs}x{num_outputs}x{depth}_{num_experts}"
     source = compose(
         (*tile.stems, "members", op),
@@ -139,7 +141,7 @@ def _expert_kernel(
         target,
         **values,
         **lists.constants,
-        IS_TILED=is_tiled,
+        HAS_ONE_TILE=has_one_tile,
         NUM_EXPERTS=num_experts,
         SLOTS=divide_up(num_experts, SIMD_WIDTH),
         NUM_OUTPUTS=num_outputs,

@@ -19,7 +19,7 @@ from metal_ops.checks import expect
 from metal_ops.kernel import FLOATS, Argument, Kernel, Target, compose, divide_up, target_of
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Loops, loop_kernel
-from metal_ops.product_tile import Tile, constants, fewest_many, tile_of
+from metal_ops.product_tile import Tile, best_fewest_many, constants, tile_of
 from metal_ops.products import WeightKind, is_served, kind_of, num_ops, weight_arguments
 from metal_ops.rows import Rows, Weight, parts
 from metal_ops.tiles import TileRows, for_each_tile, swiglu_tile
@@ -78,11 +78,11 @@ def matmul_kernel(
     out_dtype: DType,
     bias_dtype: DType | None = None,
     target: Target = Target.METAL,
-    from_many: int | None = None,
+    fewest_many: int | None = None,
 ) -> Kernel | None:
     """matmul of rows in the compute type `dtype`, if a kernel serves the weight.
 
-    from_many: rows from which on they are staged, where that is not to be what is fastest.
+    fewest_many: rows from which on they are staged; if none, where that is best.
     """
     if not is_served(weight, dtype) or out_dtype not in FLOATS or bias_dtype not in (*FLOATS, None):
         return None
@@ -94,7 +94,11 @@ def matmul_kernel(
         dtype,
         (weight.num_outputs,),
         tile_of(
-            weight, dtype, num_rows, target, fewest_many=from_many or fewest_many(weight, target)
+            weight,
+            dtype,
+            num_rows,
+            target,
+            fewest_many=fewest_many or best_fewest_many(weight, target),
         ),
         target,
         writes=(Argument("out", (num_rows, weight.num_outputs), out_dtype),),

@@ -13,7 +13,7 @@ from metal_ops.products import BLOCK, WeightKind, num_chunks
 TILE = 8  # outputs and rows of a simdgroup matrix
 OUTPUT_TILES = 2  # of a threadgroup that multiplies few rows
 MOST_ROW_TILES = 4  # of few rows
-# Rows that are multiplied as many.
+# Rows that are multiplied as many, by many_rows.metal, where outputs are many too.
 FEWEST_MANY = MOST_ROW_TILES * TILE + 1
 MAX_TURNS = 16
 PIECE_BYTES = 16  # of a row, which a thread copies at once
@@ -154,9 +154,10 @@ def tile_of(
     return replace(tile, turns=min(enough, default=max(turns)))
 
 
-def fewest_many(weight: WeightKind, target: Target) -> int:
-    """Rows from which on they are best staged: not while all threadgroups of few rows run at once,
-    whose SIMD-groups pass through a chunk of K each, and not through all of it.
+def best_fewest_many(weight: WeightKind, target: Target) -> int:
+    """Rows from which on a weight alone is best multiplied as many, measured on an H200: not while
+    the threadgroups of few rows are no more than AT_ONCE, whose SIMD-groups have a chunk of K each
+    and do not pass through all of it. Weights that share a launch have outputs enough.
     """
     few = Tile(MOST_ROW_TILES, OUTPUT_TILES, num_chunks(weight), num_weights=1)
     side_by_side = divide_up(weight.num_outputs, few.num_outputs)
@@ -182,8 +183,8 @@ def _many_rows(
         and (many.row_tiles <= MOST_ROW_TILES or many.num_rows < 2 * num_rows)
     ]
     if any(many.is_wide for many in possible):
-        # Small tiles are none the better for it.
-        possible = [m for m in possible if m.is_wide or m.row_tiles <= MOST_ROW_TILES]
+        # Only small tiles of the other kind are ever better.
+        possible = [many for many in possible if many.is_wide or many.row_tiles <= MOST_ROW_TILES]
     tile = None
     for many in possible:
         tile = Tile(

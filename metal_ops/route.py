@@ -113,11 +113,13 @@ def route(
     logits, bias = gate_logits(x, gate), [] if expert_bias is None else [expert_bias]
     if has_kernels(x.device):
         kernels = route_kernels(*logits.shape, num_active, bool(bias), is_normalised, scale)
+        if len(kernels) == 1:
+            weights, lists = inject(kernels[0], [logits, *bias])
+            return weights, lists
         if kernels:
-            weights, chosen_or_lists = inject(kernels[0], [logits, *bias])
-            for group in kernels[1:]:
-                (chosen_or_lists,) = inject(group, [chosen_or_lists])
-            return weights, chosen_or_lists
+            choose, group = kernels
+            weights, chosen = inject(choose, [logits, *bias])
+            return weights, inject(group, [chosen])[0]
     chosen, weights = choose_reference(logits, expert_bias, num_active, is_normalised, scale)
     return weights, group_reference(chosen, num_experts)
 
@@ -139,79 +141,100 @@ def route_kernels(
     is_normalised: bool,
     scale: float,
 ) -> tuple[Kernel, ...]:
-    """The launches for these shapes, up to 256 experts: route or, for many rows, choose and group.
-    None where a threadgroup's memory has no room for the choices.
+    """The launches for these shapes, up to 256 experts: route or, for many rows, route_choose and
+    route_group. Empty where a threadgroup's memory has no room for the choices.
     """
-    is_apart = num_rows >= FEWEST_APART
-    slots = divide_up(num_experts, SIMD_WIDTH)
-    at_once = min(MAX_ROWS_AT_ONCE, max(1, MAX_SCORES // slots))
-    own_rows = at_once if is_apart else divide_up(num_rows, MAX_SIMDGROUPS)
-    num_simdgroups = CHOOSING_SIMDGROUPS if is_apart else divide_up(num_rows, own_rows)
-    num_groups = divide_up(num_rows, own_rows * num_simdgroups)
-    # Of choices, and of counts of each SIMD-group.
-    num_bytes = 2 * num_simdgroups * (own_rows * num_active + slots * SIMD_WIDTH)
-    if num_experts > MAX_EXPERTS or num_bytes > THREADGROUP_BYTES:
+    if num_experts > MAX_EXPERTS:
         return ()
-    bias = (Argument("expert_bias", (num_experts,), dtypes.float32),) if has_bias else ()
-    logits = Argument("logits", (num_rows, num_experts), dtypes.float32)
-    weights = Argument("weights", (num_rows, num_active), dtypes.float32)
-    chosen = Argument("chosen", (num_rows * num_active,), dtypes.int32)
     lists = Lists(num_experts, num_rows * num_active)
+    logits = Argument("logits", (num_rows, num_experts), dtypes.float32)
+    bias = (Argument("expert_bias", (num_experts,), dtypes.float32),) if has_bias else ()
+    weights = Argument("weights", (num_rows, num_active), dtypes.float32)
+    slots = divide_up(num_experts, SIMD_WIDTH)
+    at_once = min(MAX_ROWS_AT_ONCE, MAX_SCORES // slots)
+    shape = f"{num_rows}x{num_experts}_{num_active}"
     choosing = {
         "NUM_ROWS": num_rows,
+        "NUM_EXPERTS": num_experts,
+        "SLOTS": slots,
         "ACTIVE": num_active,
-        "OWN_ROWS": own_rows,
-        "ROWS": min(own_rows, at_once),
+        "ROWS": at_once,
         "HAS_BIAS": has_bias,
         "IS_NORMALISED": is_normalised,
         "SCALE": float(scale),
     }
-
-    def launch(
-        op: str,
-        texts: tuple[str, ...],
-        num_groups: int,
-        num_simdgroups: int,
-        writes: tuple[Argument, ...],
-        reads: tuple[Argument, ...],
-        **constants: int | float,
-    ) -> Kernel:
-        name = f"{op}_{num_rows}x{num_experts}_{num_active}"
-        threads = SIMD_WIDTH * num_simdgroups
-        shared = {"NUM_EXPERTS": num_experts, "SLOTS": slots, "SIMDGROUPS": num_simdgroups}
-        source = compose((*texts, op), op, name, THREADS=threads, **shared, **constants)
-        return Kernel(
-            name,
-            source,
-            (num_groups, 1, 1),
-            threads,
-            writes,
-            reads,
-            num_ops=num_rows * num_experts * num_active if logits in reads else 0,
-            num_bytes=sum(argument.num_bytes for argument in (*writes, *reads)),
+    if num_rows >= FEWEST_APART:
+        chosen = Argument("chosen", (lists.num_pairs,), dtypes.int32)
+        rows_of_group = at_once * CHOOSING_SIMDGROUPS
+        if 2 * rows_of_group * num_active > THREADGROUP_BYTES:
+            return ()
+        choose = _kernel(
+            "route_choose",
+            shape,
+            ("route_choice",),
+            (divide_up(num_rows, rows_of_group), CHOOSING_SIMDGROUPS),
+            (weights, chosen),
+            (logits, *bias),
+            OWN_ROWS=at_once,
+            **choosing,
         )
-
-    reads = (logits, *bias)
-    if not is_apart:
-        texts, writes = ("choice", "grouping"), (weights, lists.argument)
-        constants = choosing | lists.constants
-        return (launch("route", texts, 1, num_simdgroups, writes, reads, **constants),)
-    own_pairs = divide_up(lists.num_pairs, MAX_SIMDGROUPS * SIMD_WIDTH) * SIMD_WIDTH
-    return (
-        launch(
-            "choose", ("choice",), num_groups, num_simdgroups, (weights, chosen), reads, **choosing
-        ),
-        launch(
-            "group",
-            ("grouping",),
-            1,
-            divide_up(lists.num_pairs, own_pairs),
+        own_pairs = divide_up(lists.num_pairs, MAX_SIMDGROUPS * SIMD_WIDTH) * SIMD_WIDTH
+        group = _kernel(
+            "route_group",
+            shape,
+            ("route_grouping",),
+            (1, divide_up(lists.num_pairs, own_pairs)),
             (lists.argument,),
             (chosen,),
+            NUM_EXPERTS=num_experts,
+            SLOTS=slots,
             NUM_PAIRS=lists.num_pairs,
             OWN_PAIRS=own_pairs,
             **lists.constants,
-        ),
+        )
+        return choose, group
+    own_rows = divide_up(num_rows, MAX_SIMDGROUPS)
+    num_simdgroups = divide_up(num_rows, own_rows)
+    # For a choice of each pair and counts of each SIMD-group.
+    if 2 * (lists.num_pairs + num_simdgroups * slots * SIMD_WIDTH) > THREADGROUP_BYTES:
+        return ()
+    route = _kernel(
+        "route",
+        shape,
+        ("route_choice", "route_grouping"),
+        (1, num_simdgroups),
+        (weights, lists.argument),
+        (logits, *bias),
+        OWN_ROWS=own_rows,
+        **choosing | {"ROWS": min(own_rows, at_once)},
+        **lists.constants,
+    )
+    return (route,)
+
+
+def _kernel(
+    op: str,
+    shape: str,
+    texts: tuple[str, ...],
+    sizes: tuple[int, int],
+    writes: tuple[Argument, ...],
+    reads: tuple[Argument, ...],
+    **constants: int | float,
+) -> Kernel:
+    """A launch of so many threadgroups of so many SIMD-groups."""
+    num_groups, num_simdgroups = sizes
+    name, threads = f"{op}_{shape}", SIMD_WIDTH * num_simdgroups
+    sized = {"THREADS": threads, "SIMDGROUPS": num_simdgroups}
+    moved = (*writes, *reads)
+    return Kernel(
+        name,
+        compose((*texts, op), op, name, **sized, **constants),
+        (num_groups, 1, 1),
+        threads,
+        writes,
+        reads,
+        num_ops=constants["NUM_EXPERTS"] * writes[0].shape[0],
+        num_bytes=sum(argument.num_bytes for argument in moved),
     )
 
 

@@ -18,6 +18,7 @@ __device__ float fmaxf(float, float);
 __device__ float __int_as_float(int);
 __device__ int __popc(unsigned int);
 __device__ void __syncthreads();
+__device__ void __syncwarp();
 __device__ unsigned int __byte_perm(unsigned int, unsigned int, unsigned int);
 __device__ unsigned int __ballot_sync(unsigned int, int);
 __device__ int __reduce_max_sync(unsigned int, int);

@@ -3,7 +3,7 @@
 import pytest
 from tinygrad import dtypes
 
-from metal_ops.attention import attend_kernels
+from metal_ops.attention import attend_kernels, num_pair_tiles
 from metal_ops.contract.limits import exceeded
 from metal_ops.conv import conv_kernel
 from metal_ops.experts import expert_down_kernel, expert_gate_up_kernel
@@ -52,7 +52,7 @@ def test_published_shapes_have_kernels(hidden, heads, kv_heads, ffn, vocab, bits
         qk_kernel(capacity, heads, pool, 262144, 1e-5, BF16, BF16, BF16, BF16),
         norm_kernel(rows, hidden, BF16, BF16, 1e-5, True, 4, None),
         matmul_kernel(rows, weight(64, hidden), BF16, F32),
-        *route_kernels(rows, 64, 4, True, True, 1.0),
+        *(route_kernels(rows, 64, 4, True, True, 1.0) or [None]),
         expert_gate_up_kernel(rows, 4, weight(64, 1536, hidden), weight(64, 1536, hidden), BF16),
         expert_down_kernel(rows * 4, weight(64, hidden, 1536), BF16),
         *(attend_kernels(capacity, heads, pool, head_dim**-0.5, BF16, BF16) or [None]),
@@ -95,9 +95,11 @@ def test_the_chunks_of_a_sum_depend_on_the_weight_alone():
     assert num_chunks(WeightKind((8, 96), BF16)) == 3
     assert num_chunks(WeightKind((8, 256), BF16, 4, 128)) == 2
     sources = [
-        matmul_kernel(rows, WeightKind((64, 2048), BF16), BF16, BF16).source for rows in (1, 9, 512)
+        matmul_kernel(rows, WeightKind((64, 2048), BF16), BF16, BF16).source
+        for rows in (1, 9, 512, 4096)
     ]
     assert all("#define CHUNKS 8\n" in source for source in sources)
+    assert ["#define IS_STAGED 1\n" in source for source in sources] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("target", Target)
@@ -179,6 +181,19 @@ def test_what_other_kernels_refuse():
     assert len(route_kernels(128, 256, 4, True, True, 1.0)) == 1
     assert len(route_kernels(129, 256, 4, True, True, 1.0)) == 2
     assert route_kernels(8, 257, 4, True, True, 1.0) == ()
+
+
+@pytest.mark.parametrize("target", Target)
+def test_tiles_of_attention_are_wide_where_there_are_enough(target):
+    def pair_tiles(rows, heads, head_dim=64, segments=1):
+        return num_pair_tiles(Capacity(rows, segments, segments), heads // 8, 8, head_dim, target)
+
+    wide = 2 if target is Target.METAL else 4
+    assert [pair_tiles(rows, 32) for rows in (32, 33, 512, 1024, 2048)] == [2, 2, 2, wide, wide]
+    assert [pair_tiles(rows, 16) for rows in (1024, 2048)] == [2, wide]
+    assert pair_tiles(2048, 32, head_dim=128) == wide // 2
+    # No wider than a segment fills it.
+    assert pair_tiles(2048, 16, segments=1024) == 1
 
 
 def test_attention_takes_heads_of_multiples_of_16():

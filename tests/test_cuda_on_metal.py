@@ -38,6 +38,7 @@ DETAILED = ("matmul", "matmul 4-bit", "matmul 8-bit")
 FORM = re.compile(r"#define (?:ROW_TILES [18]|IS_STAGED 1|OUTPUT_TILES 4|TURNS 1)$", re.MULTILINE)
 DETAILS = re.compile(r"#define (?:T|ROW_TILES|IS_WHOLE) .*")
 FEW, MANY = "#define ROW_TILES 1\n", "#define IS_STAGED 1\n"
+WIDE_TILES = "#define PAIR_TILES 4\n"
 SPLIT, WHOLE = "void attend_partial(", "void attend_prompt("
 FLOAT, HALF, BFLOAT = "#define T float\n", "#define T half\n", "#define T bfloat\n"
 
@@ -143,6 +144,8 @@ FAULTS = [
     ("attend", SPLIT, FLOAT, "lane / 4 * 4 + k / 2", "lane / 4 * 4"),
     ("attend", SPLIT, FLOAT, "{ return 1 << i; }", "{ return 2 << i; }"),
     ("attend_prompt", WHOLE, FLOAT, "{ return lane_row(lane) + i; }", "{ return lane_row(lane); }"),
+    ("attend_prompt", WIDE_TILES, BFLOAT, "= {word_of(right[p])", "= {word_of(right[0])"),
+    ("attend_prompt", WIDE_TILES, BFLOAT, "sums[p + 1].elements", "sums[1].elements"),
     ("attend_prompt", WHOLE, BFLOAT, "run[i + j] = part.values[j]", "run[i + j] = part.values[0]"),
 ]
 

@@ -102,7 +102,7 @@ def test_the_largest_choice_fills_the_memory_of_a_threadgroup():
 @pytest.mark.parametrize("bits, group_size", [(0, 0), (4, 32), (8, 64), (4, 128)])
 def test_rows_of_a_prompt_fit_the_memory_of_a_threadgroup(dtype, bits, group_size):
     weight = WeightKind((64, 1024), BF16, bits, group_size)
-    kernel = matmul_kernel(512, weight, dtype, dtype, from_many=FEWEST_MANY)
+    kernel = matmul_kernel(512, weight, dtype, dtype, fewest_many=FEWEST_MANY)
     compiled = compile(kernel.source, kernel.name)[kernel.name]
     assert compiled.threadgroup_bytes <= THREADGROUP_BYTES
 

@@ -23,16 +23,25 @@ def of_layers(base, kinds):
 KINDS = {"c": "conv", "a": "full_attention"}
 
 
-@pytest.mark.parametrize("rows", [1, 8, 32])
-@pytest.mark.parametrize("kind, count", [("c", 7), ("a", 9)])
+@pytest.mark.parametrize(
+    "rows, kind, count, num_added",
+    [
+        *((rows, "c", 7, 2) for rows in (1, 8, 32, 128)),
+        *((rows, "a", 9, 2) for rows in (1, 8, 32)),
+        (129, "c", 7, 3),
+        (129, "a", 8, 3),
+    ],
+)
 @pytest.mark.parametrize("is_moe", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_launches_a_layer(tmp_path, rows, kind, count, is_moe, dtype):
-    """A convolution layer is 7 launches, an attention layer 9; experts add 2."""
+def test_launches_a_layer(tmp_path, rows, kind, count, num_added, is_moe, dtype):
+    """A convolution layer is 7 launches, an attention layer 9, or 8 of many rows; experts add 2, or
+    3 to more than 128 rows.
+    """
     base = tiny.moe_config() if is_moe else tiny.dense_config()
     shorter = launches(tmp_path / "shorter", of_layers(base, "cc"), rows, dtype)
     longer = launches(tmp_path / "longer", of_layers(base, "cc" + kind), rows, dtype)
-    assert len(longer) - len(shorter) == count + 2 * is_moe
+    assert len(longer) - len(shorter) == count + num_added * is_moe
     # Each of them is hand-written: of those that tinygrad generates, no name has sizes by x.
     assert all(re.search(r"\dx\d", name) for name in longer), longer
 

@@ -102,9 +102,10 @@ def prompt(target: Target) -> Contract:
         make_case([Part(0, 567, 33)], Capacity(33, 1, 1), REAL, "reference"),
     ]
     # Rows and heads for the widest tiles of a GPU.
-    many, wide = Heads(128, 16, 16, BF16), [Part(0, 29, 250)]
+    heads, wide_parts = Heads(128, 16, 16, BF16), [Part(0, 29, 250)]
+    wide = make_case(wide_parts, Capacity(256, 2, 2), heads)
     if target is not Target.METAL:
-        cases.append(make_case(wide, Capacity(256, 2, 2), many))
+        cases.append(wide)
     whole = make_case(parts, Capacity(64, 4, 4), SMALL)
     shifted = [Part(3, LONG - 2, 2), Part(0, 25, 32)]
     rows = (
@@ -114,8 +115,8 @@ def prompt(target: Target) -> Contract:
         alone(whole, parts, parts[::-1], Capacity(45, 45, 45), SMALL),
     )
     if target is not Target.METAL:
-        rows += (alone(cases[-1], wide, [Part(0, 61, 9)], Capacity(9, 1, 1), many),)
-    walk = "values + place, {}, tile, lane);\n    UNROLL for"
+        rows += (alone(wide, wide_parts, [Part(0, 61, 9)], Capacity(9, 1, 1), heads),)
+    walk = "values + place, {}, split + 1, tile, lane);\n    UNROLL for"
     from_last = "min(SPLITS, tile.last / KEY_CHUNK + 1) - 1 - split"
     controls = (
         *walk_controls(),

@@ -65,8 +65,8 @@ class Control:
     """A planted fault: `old` becomes `new` in the text of every kernel that has it, and `gate` must
     turn red.
 
-    is_race: what it breaks is the order of threads, which a GPU may happen to keep; only the
-    emulator, which watches every access, sees it for certain.
+    is_race: what it breaks is the order of threads or threadgroups that write the same, which a GPU
+    may happen to keep; only the emulator, which watches every access, sees it for certain.
     """
 
     what: str

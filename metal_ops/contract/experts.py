@@ -52,9 +52,18 @@ CONTROLS = (
         "rows",
     ),
     Control("an expert's tiles are all its first", "(number - from) * ROWS", "0", "shapes"),
-    Control("experts without members have tiles", "< num_used ?", ">= 0 ?", "reference", is_race=True),
     Control(
-        "tiles of later experts come first",
+        "experts without members have tiles", "< num_used ?", ">= 0 ?", "reference", is_race=True
+    ),
+    Control(
+        "experts without members are walked",
+        "number < lists[0] ?",
+        "true ?",
+        "shapes",
+        is_race=True,
+    ),
+    Control(
+        "experts after the 32nd begin at the first tile",
         "const int from = num_before +",
         "const int from =",
         "shapes",
@@ -86,7 +95,8 @@ def gate_up_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
         make_case(same(70, 1, 4), 4, 24, 128, kinds[0]),
         # More members than a tile, of a threadgroup that takes all of an expert's.
         make_case(same(20, 2, 64), 64, 16, 128, kinds[0]),
-        make_case(spread(20, 5, 39), 39, 16, 128, kinds[0]),
+        # More experts than lanes have members, and one of them has several tiles.
+        make_case(skewed(45, 40), 40, 16, 128, kinds[0]),
         make_case(spread(2, 4, 8), 8, 320, 128, kinds[0]),
         make_case(spread(6, 4, 8), 8, 24, 1024, kinds[0], "reference"),
     ]
@@ -121,7 +131,8 @@ def down_contract(name: str, kinds: list[Kind], target: Target) -> Contract:
         make_case(same(70, 1, 4), 4, 40, 128, kinds[0]),
         # More members than a tile, of a threadgroup that takes all of an expert's.
         make_case(same(20, 2, 64), 64, 16, 128, kinds[0]),
-        make_case(spread(20, 5, 39), 39, 16, 128, kinds[0]),
+        # More experts than lanes have members, and one of them has several tiles.
+        make_case(skewed(45, 40), 40, 16, 128, kinds[0]),
         make_case(spread(2, 4, 8), 8, 640, 128, kinds[0]),
         make_case(spread(6, 4, 8), 8, 48, 1024, kinds[0], "reference"),
     ]
@@ -256,6 +267,12 @@ def spread(num_rows: int, num_active: int, num_experts: int) -> np.ndarray:
     """Choices (T, A) all over the experts, none twice in a row."""
     t = np.arange(num_rows)[:, None]
     return (3 * t * t + t + np.arange(num_active) * (num_experts // num_active)) % num_experts
+
+
+def skewed(num_rows: int, num_experts: int) -> np.ndarray:
+    """Choices (T, 2) of the first expert by every row, and of the others in turn."""
+    t = np.arange(num_rows)
+    return np.stack([0 * t, 1 + t % (num_experts - 1)], 1)
 
 
 def same(num_rows: int, num_active: int, num_experts: int) -> np.ndarray:

@@ -119,11 +119,18 @@ def matmul_contract(name: str, kinds: list, target: Target) -> Contract:
         # Rows and outputs for all of a GPU, whose threadgroups have their largest tile.
         cases.append(make_case(65, 8512, 8 * (kinds[0][-1] or BLOCK), kinds[0], False))
         cases.append(make_case(65, 40, 192, (F16, F16, *kinds[0][2:]), False))
+    # Many rows of few outputs, a router's, which few_rows.metal multiplies.
+    cases += [
+        make_case(70, 24, 256, kind, False, out_dtype=F32, fewest_many=None) for kind in kinds[:2]
+    ]
     # Whole rows and outputs of a real matrix, the wide projection of the convolution.
     cases.append(make_case(16, 6144 // 8, 2048, kinds[0], False, "reference"))
     cases.append(make_case(1, 2048, 1024, kinds[0], True, "reference"))
     cases.append(make_case(3, 65, 1024, kinds[1], False, "reference", F32))
     rows = company(target, lambda num_rows: make_case(num_rows, 24, 1152, kinds[0], True))
+    rows += company(
+        target, lambda num_rows: make_case(num_rows, 8, 640, kinds[0], True, fewest_many=None)
+    )[:2]
     controls = (
         *SUM_CONTROLS,
         TURNS,
@@ -233,13 +240,14 @@ def matmul_case(
     has_bias: bool,
     gate: str = "shapes",
     out_dtype: DType | None = None,
+    fewest_many: int | None = FEWEST_MANY,
 ) -> Case:
+    """fewest_many: by default as where outputs are many, which would take the emulator long."""
     dtype, weight, buffers, values = weights_of(kind, depth, weight=num_outputs)
     out_dtype = out_dtype or dtype
     bias_dtype = weight["weight"].dtype if has_bias else None
-    # As many rows of a weight with more outputs, which would take the emulator long.
     kernel = matmul_kernel(
-        num_rows, weight["weight"], dtype, out_dtype, bias_dtype, target, from_many=FEWEST_MANY
+        num_rows, weight["weight"], dtype, out_dtype, bias_dtype, target, fewest_many
     )
     x = buffers["x"] = rounded(pattern(num_rows, depth, seed=5), dtype)
     out = x @ values["weight"].T

@@ -1,4 +1,4 @@
-"""The contract of route.metal, and what lists of given choices hold."""
+"""The contract of route, in one launch and in two, and what lists of given choices hold."""
 
 import numpy as np
 
@@ -31,32 +31,45 @@ CONTROLS = (
         "reference",
     ),
     Control("the bias does not count", " + bias[i]) : NEVER", ") : NEVER", "reference"),
-    Control("an expert is chosen again", "if (is_it) left[r][i] = NEVER;", "", "reference"),
+    Control("an expert is chosen again", "left[r][i] = NEVER;", ";", "reference"),
     Control("scores below 0 in reverse order", " ^ ((bits >> 31) & 0x7FFFFFFF)", "", "shapes"),
     Control("rows take the first one's logits", "min(row + r, end_row - 1)", "row", "rows"),
     Control("no barrier before the places", BARRIER, "", "shapes", is_race=True),
     Control(
-        "rows beyond the last are counted",
-        "int(is_it && row + r < end_row)",
-        "int(is_it)",
+        "rows beyond the last are chosen for",
+        "lane == 0 && row + r < end_row",
+        "lane == 0",
+        "shapes",
+    ),
+    Control("rows beyond a launch's are chosen for", "NUM_ROWS - first", "NUM_ROWS", "shapes"),
+    Control(
+        "all threadgroups choose for the first",
+        "chosen[first * ACTIVE + i]",
+        "chosen[i]",
+        "shapes",
+    ),
+    Control(
+        "pairs beyond the last are grouped",
+        "+ OWN_PAIRS, NUM_PAIRS)",
+        "+ OWN_PAIRS, 9999)",
         "shapes",
     ),
     Control("experts without pairs are listed", "if (totals[i] == 0) continue;", "", "shapes"),
     Control(
         "of experts with as many pairs the higher id comes first",
-        "- (32 * i + int(lane))",
-        "+ (32 * i + int(lane))",
+        "popcount(equal & before_lane)",
+        "popcount(equal & ~before_lane) - 1",
         "reference",
     ),
     Control(
         "experts in order of id",
-        "totals[i] * (32 * SLOTS)",
-        "min(totals[i], 1) * (32 * SLOTS)",
+        "totals[i] < below ? totals[i] : 0",
+        "totals[i] < below ? min(totals[i], 1) : 0",
         "reference",
     ),
     Control(
         "pairs beyond a SIMD-group's last are counted",
-        "alike.own[i] & pairs",
+        "alike.own[i] & pair_lanes",
         "alike.own[i]",
         "shapes",
     ),
@@ -118,6 +131,8 @@ def contracts() -> list[Contract]:
         case(2, 7, 7, is_normalised=False, scale=2.5),
         case(3, 1, 1, has_bias=False),
         case(3, 40, 40, has_nan=True),
+        case(131, 40, 40, has_nan=True),
+        case(150, 33, 3, period=PERIOD),
         case(41, 100, 2, is_alike=True),
         case(32, 64, 4, gate="reference"),
         case(1, 64, 4, gate="reference", has_bias=False, scale=1.5),

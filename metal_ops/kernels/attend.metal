@@ -123,9 +123,9 @@ inline int key_until(bool sees_all, int key, int last) { return sees_all ? key :
 // The weight of a score beside the highest, or of what was weighed by another.
 inline float weight_of(float score, float highest) { return fast::exp2((score - highest) * SCALE); }
 
-// Adds a chunk. keys, values: from the stream's first on, of the kv head. Unless all rows see the whole chunk, keys
-// past the tile's last read that one, which is written, and weigh nothing. 64 bits, because a pool may hold more than
-// 2^31 numbers.
+// Adds a chunk, and asks for the next one. keys, values: from the stream's first on, of the kv head. Unless all rows
+// see the whole chunk, keys past the tile's last read that one, which is written, and weigh nothing. 64 bits, because a
+// pool may hold more than 2^31 numbers.
 template <bool SEES_ALL>
 inline void mix_chunk(
     thread Mixed& mixed,
@@ -133,11 +133,12 @@ inline void mix_chunk(
     device const T* keys,
     device const T* values,
     int chunk,
+    int next,
     int last,
     uint lane) {
   const int first_key = chunk * KEY_CHUNK;
-  // A lane's key of the split's next chunk.
-  const long ahead = long(min(first_key + SPLITS * KEY_CHUNK + int(lane), last)) * (NUM_KV_HEADS * HEAD_DIM);
+  // The first 128 bytes of a lane's key and value.
+  const long ahead = long(min(next * KEY_CHUNK + int(lane), last)) * (NUM_KV_HEADS * HEAD_DIM);
   load_to_cache(keys + ahead);
   load_to_cache(values + ahead);
   Sums scores[KEY_TILES][PAIR_TILES];
@@ -205,22 +206,26 @@ inline void mix_chunk(
   }
 }
 
-// The sums over a split of the tile's keys.
+// The sums over a split of the tile's keys. next_split: what is walked after it, or it again.
 inline void mix_split(
     thread Mixed& mixed,
     thread Queries& queries,
     device const T* keys,
     device const T* values,
     int split,
+    int next_split,
     thread const Tile& tile,
     uint lane) {
   clear(mixed);
+  const int last_chunk = tile.last / KEY_CHUNK;
   int chunk = split;
   for (; (chunk + 1) * KEY_CHUNK <= tile.first + 1; chunk += SPLITS) {
-    mix_chunk<true>(mixed, queries, keys, values, chunk, tile.last, lane);
+    const int next = chunk + SPLITS <= last_chunk ? chunk + SPLITS : next_split;
+    mix_chunk<true>(mixed, queries, keys, values, chunk, next, tile.last, lane);
   }
-  for (; chunk <= tile.last / KEY_CHUNK; chunk += SPLITS) {
-    mix_chunk<false>(mixed, queries, keys, values, chunk, tile.last, lane);
+  for (; chunk <= last_chunk; chunk += SPLITS) {
+    const int next = chunk + SPLITS <= last_chunk ? chunk + SPLITS : next_split;
+    mix_chunk<false>(mixed, queries, keys, values, chunk, next, tile.last, lane);
   }
   UNROLL for (int p = 0; p < PAIR_TILES; p++) {
     UNROLL for (int n = 0; n < PLACE_COLUMNS; n++) mixed.total[p][n] = sum_of_pair(mixed.total[p][n]);

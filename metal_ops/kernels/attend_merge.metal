@@ -6,7 +6,7 @@
 // after attend_partial. Reads only the splits that hold keys of the row, AT_ONCE of them in flight; 16 bytes a lane
 // and no exchange between lanes.
 #define VALUES 4
-#define AT_ONCE 16
+#define AT_ONCE 8
 #define HEAD_RUNS (HEAD_DIM / VALUES)
 
 [[kernel, max_total_threads_per_threadgroup(THREADS)]] void attend_merge(

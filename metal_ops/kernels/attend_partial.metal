@@ -30,7 +30,7 @@
   Queries queries;
   Mixed sums;
   load_queries(queries, tile, q, table, kv_head, lane);
-  mix_split(sums, queries, keys + place, values + place, split, tile, lane);
+  mix_split(sums, queries, keys + place, values + place, split, split, tile, lane);
 
   UNROLL for (int p = 0; p < PAIR_TILES; p++) {
     UNROLL for (int i = 0; i < 2; i++) {

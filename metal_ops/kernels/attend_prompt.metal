@@ -29,7 +29,7 @@
   load_queries(queries, tile, q, table, kv_head, lane);
   clear(whole);
   for (int split = 0; split < min(SPLITS, tile.last / KEY_CHUNK + 1); split++) {
-    mix_split(split_sums, queries, keys + place, values + place, split, tile, lane);
+    mix_split(split_sums, queries, keys + place, values + place, split, split + 1, tile, lane);
     UNROLL for (int p = 0; p < PAIR_TILES; p++) {
       Fold folds[PLACE_COLUMNS];
       UNROLL for (int n = 0; n < PLACE_COLUMNS; n++) {

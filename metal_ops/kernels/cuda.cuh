@@ -111,6 +111,7 @@ __device__ __forceinline__ uint popcount(uint x) { return uint(::__popc(int(x)))
 
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
 __device__ __forceinline__ void threadgroup_barrier(mem_flags) { ::__syncthreads(); }
+__device__ __forceinline__ void simdgroup_barrier(mem_flags) { ::__syncwarp(); }
 
 // All 32 lanes take part, and get the same bits.
 template <typename T>

@@ -13,13 +13,12 @@
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup MEMORY memory[MEMORY_SIZE];
-  const MembersTile tile = find_tile(lists, group.y, thread_index % 32);
-  const Members members = tile.members;
+  const Members members = find_members(lists, group.y, thread_index % 32);
   const int first_output = group.x * (TURNS * OUTPUTS);
-  for (int first = tile.first; first < tile.end; first += ROWS) {
-    const int num_rows = min(ROWS, tile.end - first);
+  for (int first = members.first; first < members.end; first += ROWS) {
+    const int num_rows = min(ROWS, members.end - first);
     Work work;
-    find_members(work, hidden, members, first, thread_index);
+    find_member_rows(work, hidden, members, first, thread_index);
     WeightRow weights[OUTPUT_TILES];
     UNROLL for (int o = 0; o < WEIGHT_TILES; o++) {
       const int output = stored_output(first_output + tile_output(o, thread_index), NUM_OUTPUTS);
@@ -35,7 +34,9 @@
         outputs[size_t(members.pairs[first + place.row]) * NUM_OUTPUTS + output] = total_of(totals, n, 0, thread_index);
       }
     }
+#if !HAS_ONE_TILE
     // The next tile's rows and sums go where these were.
     threadgroup_barrier(mem_flags::mem_threadgroup);
+#endif
   }
 }

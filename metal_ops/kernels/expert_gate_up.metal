@@ -6,7 +6,9 @@
 // in tiles of ROWS, about as many as an expert has on average, because rows that fill a tile up cost as much as true
 // ones. Each tile is a threadgroup's, found in the lists: one that walked all of its expert's would be the last for
 // long where a few experts have most members. Tiles of an expert come after each other in the grid, so its weights come
-// out of memory once and then out of the cache. Moves the weights of the experts that have members, once.
+// out of memory once and then out of the cache. Without HAS_ONE_TILE, where hardly an expert has a second tile, the
+// grid has experts instead, and a threadgroup walks all its expert's tiles.
+// Moves the weights of the experts that have members, once.
 
 [[kernel, max_total_threads_per_threadgroup(THREADS)]] void expert_gate_up(
     device T* hidden,
@@ -17,13 +19,12 @@
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup MEMORY memory[MEMORY_SIZE];
-  const MembersTile tile = find_tile(lists, group.y, thread_index % 32);
-  const Members members = tile.members;
+  const Members members = find_members(lists, group.y, thread_index % 32);
   const int first_output = group.x * (TURNS * OUTPUTS);
-  for (int first = tile.first; first < tile.end; first += ROWS) {
-    const int num_rows = min(ROWS, tile.end - first);
+  for (int first = members.first; first < members.end; first += ROWS) {
+    const int num_rows = min(ROWS, members.end - first);
     Work work;
-    find_members(work, x, members, first, thread_index);
+    find_member_rows(work, x, members, first, thread_index);
     WeightRow weights[OUTPUT_TILES];
     UNROLL for (int o = 0; o < WEIGHT_TILES; o++) {
       const int output = stored_output(first_output + tile_output(o, thread_index), NUM_OUTPUTS);
@@ -41,7 +42,9 @@
         hidden[size_t(members.pairs[first + place.row]) * NUM_OUTPUTS + output] = swiglu(gate, up);
       }
     }
+#if !HAS_ONE_TILE
     // The next tile's rows and sums go where these were.
     threadgroup_barrier(mem_flags::mem_threadgroup);
+#endif
   }
 }

@@ -1,5 +1,5 @@
 // route: the experts that each row's logits choose, their weights, and the pairs (row, choice) grouped by expert.
-// choice.metal says how they are chosen, grouping.metal how they are grouped.
+// route_choice.metal says how they are chosen, route_grouping.metal how they are grouped.
 //
 // Grid: one threadgroup; THREADS threads. Called once a mixture by metal_ops/route.py where there are few rows: one
 // threadgroup, because where an expert's pairs begin depends on the choices of all rows, and a launch of its own would
@@ -16,19 +16,13 @@
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup ushort chosen[NUM_ROWS * ACTIVE];
-  threadgroup ushort counts[SIMDGROUPS][32 * SLOTS];
+  threadgroup ushort counts[SIMDGROUPS * 32 * SLOTS];
   const int first_row = int(simdgroup) * OWN_ROWS;
   const int end_row = min(first_row + OWN_ROWS, NUM_ROWS);
   float bias[SLOTS];
-  int count[SLOTS], place[SLOTS];
-  for (int i = 0; i < SLOTS; i++) {
-    bias[i] = BIAS_OF(min(32 * i + int(lane), NUM_EXPERTS - 1));
-    count[i] = 0;
-  }
-  choose_rows(&chosen[0], count, logits, bias, first_row, end_row, lane);
-  for (int i = 0; i < SLOTS; i++) counts[simdgroup][32 * i + int(lane)] = ushort(count[i]);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  load_bias(bias, BIAS lane);
+  choose_rows(&chosen[0], logits, bias, first_row, end_row, lane);
+  simdgroup_barrier(mem_flags::mem_threadgroup);
   weigh_rows(weights, &chosen[0], logits, first_row, end_row, lane);
-  list_experts(place, lists, counts, lane, simdgroup);
-  place_pairs(lists, &chosen[0], place, first_row * ACTIVE, end_row * ACTIVE, lane);
+  group_pairs(lists, &counts[0], &chosen[0], first_row * ACTIVE, end_row * ACTIVE, lane, simdgroup);
 }

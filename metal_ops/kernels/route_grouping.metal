@@ -1,5 +1,5 @@
-// The pairs (row, choice) grouped by expert, in the layout of `Lists` in metal_ops/route.py: what route and group
-// share.
+// The pairs (row, choice) grouped by expert, in the layout of `Lists` in metal_ops/route.py: what route and
+// route_group share.
 //
 //   lists = how many experts have pairs; those experts, the most pairs first, the lowest id of equals; the first place
 //           and the number of each one's pairs; the pairs, in order of expert id, then of pair
@@ -27,15 +27,38 @@ inline Alike alike_of(int expert, uint lane) {
   return alike;
 }
 
-// How many experts have more pairs than one, or as many and a lower id.
-inline int rank_of(thread const int (&totals)[SLOTS], int slot, uint lane) {
-  // Other for every expert.
-  int keys[SLOTS], rank = 0;
-  for (int i = 0; i < SLOTS; i++) keys[i] = totals[i] * (32 * SLOTS) - (32 * i + int(lane));
-  for (int i = 0; i < SLOTS; i++) {
-    for (ushort other = 0; other < 32; other++) rank += int(simd_shuffle(keys[i], other) > keys[slot]);
+// How many pairs each of the lane's experts has.
+template <typename Chosen>
+inline void count_pairs(thread int (&count)[SLOTS], Chosen chosen, int first_pair, int end_pair, uint lane) {
+  for (int i = 0; i < SLOTS; i++) count[i] = 0;
+  for (int from = first_pair; from < end_pair; from += 32) {
+    const int num_pairs = min(32, end_pair - from);
+    const Alike alike = alike_of(int(lane) < num_pairs ? chosen[from + int(lane)] : 0, lane);
+    const uint pair_lanes = num_pairs < 32 ? (1u << num_pairs) - 1 : ~0u;
+    for (int i = 0; i < SLOTS; i++) {
+      // Of lanes beyond the last expert the bits that ids have are those of another one.
+      if (32 * i + int(lane) < NUM_EXPERTS) count[i] += int(popcount(alike.own[i] & pair_lanes));
+    }
   }
-  return rank;
+}
+
+// The places of the lane's experts in the list, of those that have pairs; how many there are. As many steps as there
+// are different numbers of pairs: few where there are few rows.
+inline int rank_experts(thread int (&rank)[SLOTS], thread const int (&totals)[SLOTS], uint lane) {
+  const uint before_lane = (1u << lane) - 1;
+  int num_ranked = 0, below = 0x7FFFFFFF;
+  while (true) {
+    int most = 0;
+    for (int i = 0; i < SLOTS; i++) most = max(most, totals[i] < below ? totals[i] : 0);
+    most = simd_max(most);
+    if (most == 0) return num_ranked;
+    for (int i = 0; i < SLOTS; i++) {
+      const uint equal = lanes_where(totals[i] == most);
+      if (totals[i] == most) rank[i] = num_ranked + int(popcount(equal & before_lane));
+      num_ranked += int(popcount(equal));
+    }
+    below = most;
+  }
 }
 
 // Lists the experts, from what every SIMD-group has counted. place: of the lane's experts, where the SIMD-group's first
@@ -43,32 +66,32 @@ inline int rank_of(thread const int (&totals)[SLOTS], int slot, uint lane) {
 inline void list_experts(
     thread int (&place)[SLOTS],
     device int* lists,
-    threadgroup const ushort (&counts)[SIMDGROUPS][32 * SLOTS],
+    threadgroup const ushort* counts,
     uint lane,
     uint simdgroup) {
-  int totals[SLOTS], firsts[SLOTS], num_listed = 0, num_used = 0;
+  int totals[SLOTS], firsts[SLOTS], num_listed = 0;
   for (int i = 0; i < SLOTS; i++) {
     const int expert = 32 * i + int(lane);
     int before = 0;
     totals[i] = 0;
     for (int s = 0; s < SIMDGROUPS; s++) {
-      const int of_s = counts[s][expert];
+      const int of_s = counts[s * 32 * SLOTS + expert];
       totals[i] += of_s;
       if (s < int(simdgroup)) before += of_s;
     }
     firsts[i] = num_listed + simd_prefix_exclusive_sum(totals[i]);
     place[i] = PAIRS_OFFSET + firsts[i] + before;
     num_listed = simd_shuffle(firsts[i] + totals[i], 31);
-    num_used += int(popcount(lanes_where(totals[i] > 0)));
   }
   if (simdgroup > 0) return;
+  int rank[SLOTS];
+  const int num_used = rank_experts(rank, totals, lane);
   if (lane == 0) lists[0] = num_used;
   for (int i = 0; i < SLOTS; i++) {
-    const int at = rank_of(totals, i, lane);
     if (totals[i] == 0) continue;
-    lists[EXPERTS_OFFSET + at] = 32 * i + int(lane);
-    lists[FIRSTS_OFFSET + at] = firsts[i];
-    lists[COUNTS_OFFSET + at] = totals[i];
+    lists[EXPERTS_OFFSET + rank[i]] = 32 * i + int(lane);
+    lists[FIRSTS_OFFSET + rank[i]] = firsts[i];
+    lists[COUNTS_OFFSET + rank[i]] = totals[i];
   }
 }
 
@@ -89,4 +112,22 @@ inline void place_pairs(
     }
     if (is_pair) lists[to + int(popcount(alike.same & before_lane))] = pair;
   }
+}
+
+// Groups the pairs that a SIMD-group counts: every SIMD-group of one threadgroup takes part.
+template <typename Chosen>
+inline void group_pairs(
+    device int* lists,
+    threadgroup ushort* counts,
+    Chosen chosen,
+    int first_pair,
+    int end_pair,
+    uint lane,
+    uint simdgroup) {
+  int count[SLOTS], place[SLOTS];
+  count_pairs(count, chosen, first_pair, end_pair, lane);
+  for (int i = 0; i < SLOTS; i++) counts[(int(simdgroup) * SLOTS + i) * 32 + int(lane)] = ushort(count[i]);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  list_experts(place, lists, counts, lane, simdgroup);
+  place_pairs(lists, chosen, place, first_pair, end_pair, lane);
 }

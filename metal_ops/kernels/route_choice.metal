@@ -1,4 +1,4 @@
-// The experts that a row's logits choose, and their weights: what route and choose share.
+// The experts that a row's logits choose, and their weights: what route and route_choose share.
 //
 //   score[t, e] = 1 / (1 + exp(-logits[t, e]))
 //   choices of t: the ACTIVE experts of the largest score + expert_bias, the lowest id of equals, largest first
@@ -10,17 +10,24 @@
 // for memory: for its logits, and for those of its choices again, out of the nearest cache. ROWS rows at a time wait
 // together, for their logits and for each reduction. Scores are compared as integers, which NVIDIA's GPUs reduce in one
 // instruction and floats in ten. A row's weights are summed by a lane in order of choice: their bits are its own.
-// 2 * ROWS * SLOTS <= 16 scores and SLOTS counts a thread.
+// 2 * ROWS * SLOTS <= 16 scores a thread.
 #define NO_ID 0x7FFFFFFF
 // Less than what any number is ordered by.
 #define NEVER (-0x7FFFFFFF - 1)
 #if HAS_BIAS
 #define BIAS_BUFFER device const float *expert_bias,
+#define BIAS expert_bias,
 #define BIAS_OF(expert) expert_bias[expert]
 #else
 #define BIAS_BUFFER
+#define BIAS
 #define BIAS_OF(expert) 0
 #endif
+
+// Of the lane's experts, or of the last.
+inline void load_bias(thread float (&bias)[SLOTS], BIAS_BUFFER uint lane) {
+  for (int i = 0; i < SLOTS; i++) bias[i] = BIAS_OF(min(32 * i + int(lane), NUM_EXPERTS - 1));
+}
 
 // Other divisions branch on NVIDIA's GPUs, and a score's loads would wait for the score before. These end at 2^126.
 inline float score_of(float logit) {
@@ -34,11 +41,10 @@ inline int ordered(float x) {
   return x > -INFINITY ? bits ^ ((bits >> 31) & 0x7FFFFFFF) : NEVER;
 }
 
-// The choices of rows, in the places of `chosen` that are theirs; adds those of the lane's experts to their counts.
+// The choices of rows, in the places of `chosen` that are theirs.
 template <typename Chosen>
 inline void choose_rows(
     Chosen chosen,
-    thread int (&count)[SLOTS],
     device const float* logits,
     thread const float (&bias)[SLOTS],
     int first_row,
@@ -74,9 +80,7 @@ inline void choose_rows(
       UNROLL for (int r = 0; r < ROWS; r++) id[r] = simd_min(best[r] == largest[r] ? id[r] : NO_ID);
       UNROLL for (int r = 0; r < ROWS; r++) {
         for (int i = 0; i < SLOTS; i++) {
-          const bool is_it = id[r] == 32 * i + int(lane);
-          if (is_it) left[r][i] = NEVER;
-          count[i] += int(is_it && row + r < end_row);
+          if (id[r] == 32 * i + int(lane)) left[r][i] = NEVER;
         }
         if (lane == 0 && row + r < end_row) chosen[(row + r) * ACTIVE + a] = id[r];
       }
