@@ -23,7 +23,7 @@ from metal_ops.sums import total
 from metal_ops.table import Capacity
 
 VALUES = 4  # of a thread at once
-MAX_THREADS = 256
+MAX_THREADS = 512
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,14 @@ inline float4 load_sum(DELTA_BUFFERS device const T* x, int t, int at) {
   const int t = row;
 #endif
   float4 values[NUM_VECTORS];
+  vec<W, VALUES> factors[NUM_VECTORS];
   float squares = 0;
   for (int v = 0; v < NUM_VECTORS; v++) {
     const int at = v * STRIDE + int(thread_index) * VALUES;
     if (at >= WIDTH) break;
     values[v] = load_sum(DELTA x, t, at);
+    // Not after the barrier, which would be another wait for memory.
+    factors[v] = *(device const vec<W, VALUES>*)(weight + at);
     for (int i = 0; i < VALUES; i++) squares = fma(values[v][i], values[v][i], squares);
 #if HAS_SUM
     vec<T, VALUES> kept;
@@ -85,9 +88,8 @@ inline float4 load_sum(DELTA_BUFFERS device const T* x, int t, int at) {
   for (int v = 0; v < NUM_VECTORS; v++) {
     const int at = v * STRIDE + int(thread_index) * VALUES;
     if (at >= WIDTH) break;
-    const vec<W, VALUES> factor = *(device const vec<W, VALUES>*)(weight + at);
     vec<T, VALUES> normed;
-    for (int i = 0; i < VALUES; i++) normed[i] = T(float(T(values[v][i] * scale)) * float(factor[i]));
+    for (int i = 0; i < VALUES; i++) normed[i] = T(float(T(values[v][i] * scale)) * float(factors[v][i]));
     *(device vec<T, VALUES>*)(out + int(row) * WIDTH + at) = normed;
   }
 }
