@@ -102,7 +102,7 @@ def contracts() -> list[Contract]:
             "int(group.z) * (RUN - 1);",
             "shapes",
         ),
-        Control("memory decides what is before position 0", "position >= 0", "true", "shapes"),
+        Control("memory decides what is before position 0", "position < 0 ?", "false ?", "shapes"),
         Control("the first run leaves its places", "if (first > 0) return", "return", "shapes"),
         Control("u is not rounded", "float(T(b[i] * x[i]))", "b[i] * x[i]", "reference"),
         Control("v is not rounded", "float(T(v))", "v", "reference"),

@@ -50,10 +50,10 @@ inline float4 load_u(device const T* row) {
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   const int c = (int(group.x) * THREADS + int(thread_index)) * VALUES;
-  if (c >= CHANNELS || int(group.y) >= num_segments(table)) return;
+  // Loaded before it is known whether there is such a segment: one wait for both.
   const Segment segment = load_segment(table, group.y);
   const int num_rows = segment.num_rows, first = int(group.z) * RUN;
-  if (first >= num_rows) return;
+  if ((c >= CHANNELS) | (int(group.y) >= num_segments(table)) | (first >= num_rows)) return;
   y += segment.first_row * CHANNELS + c;
   ring += segment.slot * RING * CHANNELS + c;
   bcx += segment.first_row * 3 * CHANNELS + c;
@@ -64,12 +64,15 @@ inline float4 load_u(device const T* row) {
     const vec<W, VALUES> loaded = *(device const vec<W, VALUES>*)(taps + c * TAPS + k * VALUES);
     for (int i = 0; i < VALUES; i++) tap[(k * VALUES + i) % TAPS][(k * VALUES + i) / TAPS] = float(loaded[i]);
   }
-  for (int j = 0; j < CARRIED; j++) {
-    const int r = first - CARRIED + j, position = segment.start + r;
-    // The position decides, never what the memory holds.
-    if (r >= 0) window[j] = load_u(bcx + r * 3 * CHANNELS);
-    else if (position >= 0) window[j] = load_values(ring + position % RING * CHANNELS);
-    else window[j] = float4(0.0f);
+  if (first == 0) {
+    for (int j = 0; j < CARRIED; j++) {
+      // Loaded without a look at the position, which alone decides, never what the memory holds.
+      const int position = segment.start - CARRIED + j;
+      const float4 kept = load_values(ring + (position + RING) % RING * CHANNELS);
+      for (int i = 0; i < VALUES; i++) window[j][i] = position < 0 ? 0.0f : kept[i];
+    }
+  } else {
+    for (int j = 0; j < CARRIED; j++) window[j] = load_u(bcx + (first - CARRIED + j) * 3 * CHANNELS);
   }
   for (int r = first; r < min(first + RUN, num_rows); r++) {
     const float4 gate = load_values(bcx + r * 3 * CHANNELS + CHANNELS);
