@@ -1,9 +1,10 @@
 // matmul: out[t, n] = round(sum_k x[t, k] * weight[n, k] + bias[n])
 //
 // Grid: (tiles of ROWS rows, tiles of TURNS * OUTPUTS outputs); THREADS threads. Called by metal_ops/matmul.py for
-// every projection and for the head. Rows come first in the grid: the threadgroups that read one tile of weights run
-// together, and the rows stay in the cache. A lane loads up to 16 bytes of weights at once. 16 KB of threadgroup memory
-// at most for few rows, 32 for many (48 on NVIDIA's GPUs). Moves the weight once for each tile of up to 32 rows (64).
+// every product that shares no launch: the router's and the head's too. Rows come first in the grid: the threadgroups
+// that read one tile of weights run together, and the rows stay in the cache. A lane loads up to 16 bytes of weights at
+// once. 16 KB of threadgroup memory at most for few rows, 32 for many (48 on NVIDIA's GPUs). Moves the weight once for
+// each tile of up to 32 rows (64).
 
 [[kernel, max_total_threads_per_threadgroup(THREADS)]] void matmul(
     device OUT* out,
