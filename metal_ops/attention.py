@@ -51,7 +51,7 @@ MAX_PAIR_TILES = 2
 WIDEST_HEAD = 64
 # A thread of NVIDIA's GPUs has registers for twice as many, whose keys and values are then loaded
 # half as often: from so many SIMD-groups of them on, two threadgroups a multiprocessor of an H200.
-MOST_PAIR_TILES = 4
+CUDA_PAIR_TILES = 4
 FEWEST_SIMDGROUPS = 1024
 # Lanes have an eighth of a head each, which they load by 2 numbers at least.
 HEAD_DIM_UNIT = 16
@@ -163,8 +163,8 @@ def num_pair_tiles(
     """
     rows = divide_up(capacity.rows, capacity.segments)
     most, num_pairs = MAX_PAIR_TILES, capacity.rows * group * num_kv_heads
-    if target is not Target.METAL and num_pairs >= TILE * MOST_PAIR_TILES * FEWEST_SIMDGROUPS:
-        most = MOST_PAIR_TILES
+    if target is not Target.METAL and num_pairs >= TILE * CUDA_PAIR_TILES * FEWEST_SIMDGROUPS:
+        most = CUDA_PAIR_TILES
     widest = max(1, min(most, most * WIDEST_HEAD // head_dim))
     return max(divide_up(group, TILE), min(divide_up(rows * group, TILE), widest))
 

@@ -13,7 +13,7 @@ from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
 from metal_ops.checks import expect
-from metal_ops.kernel import SIMD_WIDTH, Argument, Kernel, Target, compose, divide_up, target_of
+from metal_ops.kernel import Argument, Kernel, Target, compose, divide_up, target_of
 from metal_ops.launch import inject
 from metal_ops.loops import Array, Index, Loops, loop_kernel
 from metal_ops.norm import Mixture
@@ -142,8 +142,6 @@ def _expert_kernel(
         **values,
         **lists.constants,
         HAS_ONE_TILE=has_one_tile,
-        NUM_EXPERTS=num_experts,
-        SLOTS=divide_up(num_experts, SIMD_WIDTH),
         NUM_OUTPUTS=num_outputs,
         PAIRS_PER_ROW=num_pairs // num_rows,
     )

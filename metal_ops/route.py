@@ -79,12 +79,15 @@ class Lists:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the texts of the kernels need to know of the layout."""
+        """What the texts of the kernels need to know of the layout and of its experts."""
         return {
             "EXPERTS_OFFSET": self.experts_offset,
             "FIRSTS_OFFSET": self.firsts_offset,
             "COUNTS_OFFSET": self.counts_offset,
             "PAIRS_OFFSET": self.pairs_offset,
+            "NUM_EXPERTS": self.num_experts,
+            # Of a lane, each 32 after the other.
+            "SLOTS": divide_up(self.num_experts, SIMD_WIDTH),
         }
 
     @property
@@ -147,95 +150,83 @@ def route_kernels(
     if num_experts > MAX_EXPERTS:
         return ()
     lists = Lists(num_experts, num_rows * num_active)
+    slots = lists.constants["SLOTS"]
     logits = Argument("logits", (num_rows, num_experts), dtypes.float32)
     bias = (Argument("expert_bias", (num_experts,), dtypes.float32),) if has_bias else ()
     weights = Argument("weights", (num_rows, num_active), dtypes.float32)
-    slots = divide_up(num_experts, SIMD_WIDTH)
+    chosen = Argument("chosen", (lists.num_pairs,), dtypes.int32)
+    is_apart = num_rows >= FEWEST_APART
     at_once = min(MAX_ROWS_AT_ONCE, MAX_SCORES // slots)
-    shape = f"{num_rows}x{num_experts}_{num_active}"
+    own_rows = at_once if is_apart else divide_up(num_rows, MAX_SIMDGROUPS)
     choosing = {
         "NUM_ROWS": num_rows,
-        "NUM_EXPERTS": num_experts,
-        "SLOTS": slots,
+        "OWN_ROWS": own_rows,
+        "ROWS": min(own_rows, at_once),
         "ACTIVE": num_active,
-        "ROWS": at_once,
         "HAS_BIAS": has_bias,
         "IS_NORMALISED": is_normalised,
         "SCALE": float(scale),
     }
-    if num_rows >= FEWEST_APART:
-        chosen = Argument("chosen", (lists.num_pairs,), dtypes.int32)
-        rows_of_group = at_once * CHOOSING_SIMDGROUPS
-        if 2 * rows_of_group * num_active > THREADGROUP_BYTES:
+
+    def kernel(
+        op: str,
+        texts: tuple[str, ...],
+        num_groups: int,
+        num_simdgroups: int,
+        writes: tuple[Argument, ...],
+        reads: tuple[Argument, ...],
+        num_ops: int,
+        **constants: int | float,
+    ) -> Kernel:
+        name = f"{op}_{num_rows}x{num_experts}_{num_active}"
+        constants |= lists.constants
+        constants |= {"THREADS": SIMD_WIDTH * num_simdgroups, "SIMDGROUPS": num_simdgroups}
+        return Kernel(
+            name,
+            compose((*texts, op), op, name, **constants),
+            (num_groups, 1, 1),
+            constants["THREADS"],
+            writes,
+            reads,
+            num_ops,
+            num_bytes=sum(argument.num_bytes for argument in (*writes, *reads)),
+        )
+
+    num_choices = num_rows * num_experts * num_active
+    if not is_apart:
+        num_simdgroups = divide_up(num_rows, own_rows)
+        # For a choice of each pair and counts of each SIMD-group.
+        if 2 * (lists.num_pairs + num_simdgroups * slots * SIMD_WIDTH) > THREADGROUP_BYTES:
             return ()
-        choose = _kernel(
-            "route_choose",
-            shape,
-            ("route_choice",),
-            (divide_up(num_rows, rows_of_group), CHOOSING_SIMDGROUPS),
-            (weights, chosen),
-            (logits, *bias),
-            OWN_ROWS=at_once,
-            **choosing,
-        )
-        own_pairs = divide_up(lists.num_pairs, MAX_SIMDGROUPS * SIMD_WIDTH) * SIMD_WIDTH
-        group = _kernel(
-            "route_group",
-            shape,
-            ("route_grouping",),
-            (1, divide_up(lists.num_pairs, own_pairs)),
-            (lists.argument,),
-            (chosen,),
-            NUM_EXPERTS=num_experts,
-            SLOTS=slots,
-            NUM_PAIRS=lists.num_pairs,
-            OWN_PAIRS=own_pairs,
-            **lists.constants,
-        )
-        return choose, group
-    own_rows = divide_up(num_rows, MAX_SIMDGROUPS)
-    num_simdgroups = divide_up(num_rows, own_rows)
-    # For a choice of each pair and counts of each SIMD-group.
-    if 2 * (lists.num_pairs + num_simdgroups * slots * SIMD_WIDTH) > THREADGROUP_BYTES:
+        texts, writes = ("route_choice", "route_grouping"), (weights, lists.argument)
+        reads = (logits, *bias)
+        return (kernel("route", texts, 1, num_simdgroups, writes, reads, num_choices, **choosing),)
+    group_rows = own_rows * CHOOSING_SIMDGROUPS
+    if 2 * group_rows * num_active > THREADGROUP_BYTES:
         return ()
-    route = _kernel(
-        "route",
-        shape,
-        ("route_choice", "route_grouping"),
-        (1, num_simdgroups),
-        (weights, lists.argument),
+    own_pairs = divide_up(lists.num_pairs, MAX_SIMDGROUPS * SIMD_WIDTH) * SIMD_WIDTH
+    choose = kernel(
+        "route_choose",
+        ("route_choice",),
+        divide_up(num_rows, group_rows),
+        CHOOSING_SIMDGROUPS,
+        (weights, chosen),
         (logits, *bias),
-        OWN_ROWS=own_rows,
-        **choosing | {"ROWS": min(own_rows, at_once)},
-        **lists.constants,
+        num_choices,
+        **choosing,
     )
-    return (route,)
-
-
-def _kernel(
-    op: str,
-    shape: str,
-    texts: tuple[str, ...],
-    sizes: tuple[int, int],
-    writes: tuple[Argument, ...],
-    reads: tuple[Argument, ...],
-    **constants: int | float,
-) -> Kernel:
-    """A launch of so many threadgroups of so many SIMD-groups."""
-    num_groups, num_simdgroups = sizes
-    name, threads = f"{op}_{shape}", SIMD_WIDTH * num_simdgroups
-    sized = {"THREADS": threads, "SIMDGROUPS": num_simdgroups}
-    moved = (*writes, *reads)
-    return Kernel(
-        name,
-        compose((*texts, op), op, name, **sized, **constants),
-        (num_groups, 1, 1),
-        threads,
-        writes,
-        reads,
-        num_ops=constants["NUM_EXPERTS"] * writes[0].shape[0],
-        num_bytes=sum(argument.num_bytes for argument in moved),
+    group = kernel(
+        "route_group",
+        ("route_grouping",),
+        1,
+        divide_up(lists.num_pairs, own_pairs),
+        (lists.argument,),
+        (chosen,),
+        lists.num_pairs,
+        NUM_PAIRS=lists.num_pairs,
+        OWN_PAIRS=own_pairs,
     )
+    return choose, group
 
 
 def choose_reference(
@@ -288,17 +279,13 @@ def group_reference(chosen: Tensor, num_experts: int) -> Tensor:
     def body(loops: Loops, lists: Array, chosen: Array) -> None:
         num_used = loops.local(1, dtype=dtypes.int32)
         num_listed = loops.local(1, dtype=dtypes.int32)
-        counts = loops.local(num_experts, dtype=dtypes.int32)
         rank = loops.local(1, dtype=dtypes.int32)
+        firsts = loops.local(num_experts, dtype=dtypes.int32)
+        counts = loops.local(num_experts, dtype=dtypes.int32)
         num_used[0] = 0
         num_listed[0] = 0
         with loops.over(num_experts) as e:
-            counts[e] = 0
-        with loops.over(num_pairs) as pair:
-            expert = chosen[pair].cast(dtypes.weakint)
-            counts[expert] = counts[expert] + 1
-        with loops.over(num_experts) as e:
-            first = loops.keep(num_listed, 0)
+            firsts[e] = loops.keep(num_listed, 0)
             with loops.over(num_pairs) as pair:
                 # Written always, but only a pair of this expert moves the count past what was
                 # written.
@@ -307,6 +294,9 @@ def group_reference(chosen: Tensor, num_experts: int) -> Tensor:
                 num_listed[0] = num_listed[0] + chosen[pair].cast(dtypes.weakint).eq(e).cast(
                     dtypes.int32
                 )
+            counts[e] = num_listed[0] - firsts[e]
+            num_used[0] = num_used[0] + (counts[e] > 0).cast(dtypes.int32)
+        with loops.over(num_experts) as e:
             rank[0] = 0
             with loops.over(num_experts) as other:
                 is_before = (counts[other] > counts[e]) | (
@@ -315,9 +305,8 @@ def group_reference(chosen: Tensor, num_experts: int) -> Tensor:
                 rank[0] = rank[0] + is_before.cast(dtypes.int32)
             at = rank[0].cast(dtypes.weakint)
             lists[layout.experts_offset + at] = e.cast(dtypes.int32)
-            lists[layout.firsts_offset + at] = first
+            lists[layout.firsts_offset + at] = firsts[e]
             lists[layout.counts_offset + at] = counts[e]
-            num_used[0] = num_used[0] + (counts[e] > 0).cast(dtypes.int32)
         lists[0] = num_used[0]
 
     lists = Tensor.empty(*layout.argument.shape, dtype=dtypes.int32, device=chosen.device)

@@ -61,7 +61,7 @@ MSL_LIBRARY float2 msl_product(const uint (&given)[4], const char* file, int lin
   return float2(product[0], product[1]);
 }
 template <class T>
-MSL_LIBRARY void load_line(const T* from, MSL_SITE) {
+MSL_LIBRARY void load_to_cache(const T* from, MSL_SITE) {
   emu_touch(from, sizeof(T), EMU_READ, file, line);
 }
 // Of 16 rows of a the upper and the lower half, each by itself. Sums: anything of two floats.

@@ -133,10 +133,11 @@ inline void mix_chunk(
     device const T* keys,
     device const T* values,
     int chunk,
-    int next,
+    int next_split,
     int last,
     uint lane) {
   const int first_key = chunk * KEY_CHUNK;
+  const int next = chunk + SPLITS <= last / KEY_CHUNK ? chunk + SPLITS : next_split;
   // The first 128 bytes of a lane's key and value.
   const long ahead = long(min(next * KEY_CHUNK + int(lane), last)) * (NUM_KV_HEADS * HEAD_DIM);
   load_to_cache(keys + ahead);
@@ -217,15 +218,12 @@ inline void mix_split(
     thread const Tile& tile,
     uint lane) {
   clear(mixed);
-  const int last_chunk = tile.last / KEY_CHUNK;
   int chunk = split;
   for (; (chunk + 1) * KEY_CHUNK <= tile.first + 1; chunk += SPLITS) {
-    const int next = chunk + SPLITS <= last_chunk ? chunk + SPLITS : next_split;
-    mix_chunk<true>(mixed, queries, keys, values, chunk, next, tile.last, lane);
+    mix_chunk<true>(mixed, queries, keys, values, chunk, next_split, tile.last, lane);
   }
-  for (; chunk <= last_chunk; chunk += SPLITS) {
-    const int next = chunk + SPLITS <= last_chunk ? chunk + SPLITS : next_split;
-    mix_chunk<false>(mixed, queries, keys, values, chunk, next, tile.last, lane);
+  for (; chunk <= tile.last / KEY_CHUNK; chunk += SPLITS) {
+    mix_chunk<false>(mixed, queries, keys, values, chunk, next_split, tile.last, lane);
   }
   UNROLL for (int p = 0; p < PAIR_TILES; p++) {
     UNROLL for (int n = 0; n < PLACE_COLUMNS; n++) mixed.total[p][n] = sum_of_pair(mixed.total[p][n]);

@@ -245,7 +245,7 @@ __device__ __forceinline__ T load_with_next(const T* from) {
 }
 // The 128 bytes around, to the nearest cache.
 template <typename T>
-__device__ __forceinline__ void load_line(const T* from) {
+__device__ __forceinline__ void load_to_cache(const T* from) {
   asm volatile("prefetch.global.L1 [%0];" : : "l"(from));
 }
 // A barrier of the 32 lanes, by a number from 1 to 15 that no other SIMD-group has. It says true, which the compiler

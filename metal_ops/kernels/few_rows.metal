@@ -1,8 +1,8 @@
-// A threadgroup's sums where there are few rows: its SIMD-groups share OUTPUTS outputs of each weight and ROWS rows,
-// and have a chunk of K each. Few rows have few tiles, and wait for their weights: so they have as many loads in flight
-// as the weight has chunks. Of one row 7 of 8 columns are idle, which weights read from memory hide as long as a chip
-// has arithmetic to spare: reckoned, not measured, an M4 Max has for bf16 and 8 bits, and nearly for 4. On a Mac that
-// is what to measure first.
+// A threadgroup's sums where there are few rows, or many of few outputs: its SIMD-groups share OUTPUTS outputs of each
+// weight and ROWS rows, and have a chunk of K each. Few rows have few tiles, and wait for their weights: so they have
+// as many loads in flight as the weight has chunks. Of one row 7 of 8 columns are idle, which weights read from memory
+// hide as long as a chip has arithmetic to spare: reckoned, not measured, an M4 Max has for bf16 and 8 bits, and nearly
+// for 4. On a Mac that is what to measure first.
 //
 // A threadgroup takes TURNS times OUTPUTS outputs, one after the other, with the same rows: what it has made of these
 // it keeps, if a SIMD-group's chunk is one batch of units, and it loads weights a batch ahead. For 4 units of 64 kept

@@ -9,8 +9,6 @@ inline int place_row(uint lane, int i) { return lane_row(lane) + i; }
 inline int place_column(uint lane, int i) { return lane_output(lane); }
 inline ushort place_bit(int i) { return 1 << i; }
 
-inline void load_to_cache(const T* from) { load_line(from); }
-
 // Part of a run: as many bytes as the run is a multiple of, up to 16.
 template <typename V, int N>
 struct Part {

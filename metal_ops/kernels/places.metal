@@ -14,7 +14,7 @@ inline int place_row(uint lane, int i) { return lane_output(lane); }
 inline int place_column(uint lane, int i) { return lane_row(lane) + i; }
 inline ushort place_bit(int i) { return column_bit(i); }
 
-// For places.cuh, which has no registers for the next chunk.
+// NVIDIA's GPUs ask for what comes next, for which they have no registers.
 inline void load_to_cache(device const T* from) {}
 
 // Consecutive numbers.
