@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tinygrad import dtypes
+from tinygrad import Device, dtypes
 
+from metal_ops.contract import report
 from metal_ops.contract.case import Control
 from metal_ops.contract.gates import GATES
 from metal_ops.contract.report import contracts, seen, verify
@@ -109,3 +110,16 @@ def test_a_control_that_does_not_compile_is_missed(emulator):
     assert seen(contract, harmless, "METAL") == (False, "nothing seen")
     with pytest.raises(ValueError, match="no text has 'not there'"):
         seen(contract, Control("gone", "not there", "", "shapes"), "METAL")
+
+
+def test_a_fault_that_ends_the_device_proves_nothing(emulator, monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("illegal address")
+
+    monkeypatch.setattr(report, "is_emulated", lambda device: False)
+    monkeypatch.setattr(Device["METAL"], "synchronize", fail)
+    contract, lines = CONTRACTS["tap"], []
+    assert not verify([contract], "METAL", lines.append, lambda _: None)
+    counts = f"{len(contract.controls)} controls: 0 red as planted, {len(contract.controls)} missed"
+    assert counts in lines[-1]
+    assert any("METAL runs nothing any more: " in line for line in lines)

@@ -312,13 +312,15 @@ def _look(contract: Contract, device: str, tally: Tally, say: Say, progress: Say
 
 
 def _plant(contract: Contract, device: str, tally: Tally, say: Say, progress: Say) -> None:
-    """Every control."""
+    """Every control. One that ends the device proves nothing, nor does any after it."""
     for control in contract.controls:
         if control.is_race and not is_emulated(device):
             say(f"skip {control.gate} {contract.name}: {control.what}: a race, for emulation")
             continue
         progress(control.what)
         is_seen, found = seen(contract, control, device)
+        if not is_emulated(device) and not _is_usable(device):
+            is_seen, found = False, f"{device} runs nothing any more: {found}"
         tally.num_red += is_seen
         tally.num_missed += not is_seen
         word = "red" if is_seen else "MISSED"
@@ -342,3 +344,14 @@ def seen(contract: Contract, control: Control, device: str) -> tuple[bool, str]:
     except COMPILE_ERRORS as error:
         return False, f"does not compile: {first_line(error)}"
     return fault is not None, fault or "nothing seen"
+
+
+def _is_usable(device: str) -> bool:
+    """Whether a device still runs what it is given. Once memory that is not its own is written to,
+    CUDA answers everything that follows with the same error, which would pass for what is planted.
+    """
+    try:
+        Device[device].synchronize()
+    except RuntimeError:
+        return False
+    return True

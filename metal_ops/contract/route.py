@@ -54,7 +54,12 @@ CONTROLS = (
         "+ OWN_PAIRS, 9999)",
         "shapes",
     ),
-    Control("experts without pairs are listed", "if (totals[i] == 0) continue;", "", "shapes"),
+    Control(
+        "experts without pairs are listed",
+        "if (totals[i] == 0) continue;",
+        "if (totals[i] == 0) rank[i] = num_used;",
+        "shapes",
+    ),
     Control(
         "of experts with as many pairs the higher id comes first",
         "popcount(equal & before_lane)",
