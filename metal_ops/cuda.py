@@ -39,6 +39,7 @@ THREADGROUP_ARRAY = re.compile(r"^( *)threadgroup (\w+ \w+\[.*;)$", re.MULTILINE
 # NOTE: no macros, because __device__ is one itself, which ends in `device`.
 ADDRESS_SPACE = re.compile(r"\b(device|constant|thread|threadgroup) ")
 FUNCTION = "__device__ __forceinline__"
+WAIT = "wait_for_last_launch();"
 
 
 def translate(kernel: Kernel) -> str:
@@ -58,8 +59,19 @@ def translate(kernel: Kernel) -> str:
     text = THREADGROUP_ARRAY.sub(r"\1__shared__ \2", text)
     text = ADDRESS_SPACE.sub("", text)
     return "\n".join(
-        [_header(), "namespace metal {", text, "}  // namespace metal", _entry(kernel, positions)]
+        [
+            _header(),
+            "namespace metal {",
+            text,
+            "}  // namespace metal",
+            _entry(kernel, positions, WAIT in text),
+        ]
     )
+
+
+def waits(source: str) -> bool:
+    """Whether launches of a CUDA source wait for the one before them: of all that is translated."""
+    return source.startswith(_header())
 
 
 def _position(name: str, kind: str, attribute: str) -> str:
@@ -69,17 +81,22 @@ def _position(name: str, kind: str, attribute: str) -> str:
         raise ValueError(f"{name}: {kind} [[{attribute}]] has no form in CUDA") from None
 
 
-def _entry(kernel: Kernel, positions: list[str]) -> str:
-    """The launched function: its parameters are the kernel's buffers, in order, none of which
-    another one overlaps.
+def _entry(kernel: Kernel, positions: list[str], waits_itself: bool) -> str:
+    """The launched function: its parameters are the kernel's buffers, in order.
+
+    Every thread waits for the launch before: those that the kernel's own wait has not reached when
+    they have returned, because once this launch has ended the next one goes on.
     """
+    # NOTE: no __restrict__: the compiler would move loads ahead of the wait. Nothing else changes.
     parameters = [
-        *(f"{_spelled(out.dtype)}* __restrict__ {out.name}" for out in kernel.writes),
-        *(f"const {_spelled(read.dtype)}* __restrict__ {read.name}" for read in kernel.reads),
+        *(f"{_spelled(out.dtype)}* {out.name}" for out in kernel.writes),
+        *(f"const {_spelled(read.dtype)}* {read.name}" for read in kernel.reads),
     ]
     passed = [*(argument.name for argument in (*kernel.writes, *kernel.reads)), *positions]
     head = f'extern "C" __global__ void __launch_bounds__({kernel.threads}) {kernel.name}'
-    return f"{head}({', '.join(parameters)}) {{\n  metal::{kernel.name}({', '.join(passed)});\n}}\n"
+    call, wait = f"metal::{kernel.name}({', '.join(passed)});", f"metal::{WAIT}"
+    body = (call, wait) if waits_itself else (wait, call)
+    return "\n  ".join([f"{head}({', '.join(parameters)}) {{", *body]) + "\n}\n"
 
 
 def _spelled(dtype: DType) -> str:

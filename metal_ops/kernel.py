@@ -20,6 +20,9 @@ HEAD = """#include <metal_stdlib>
 using namespace metal;
 // Loops over arrays that have to be in registers.
 #define UNROLL _Pragma("clang loop unroll(full)")
+// Before this a kernel reads nothing that the last launch has written. Only NVIDIA's GPUs start launches early, and
+// have a wait to do: kernels/cuda.cuh.
+inline void wait_for_last_launch() {}
 """
 SIMD_WIDTH = 32
 THREADGROUP_BYTES = 32 << 10  # of memory at most, on Apple's GPUs

@@ -16,7 +16,7 @@ from tinygrad import Device, Tensor, dtypes
 from tinygrad.codegen import to_program_config
 from tinygrad.dtype import DType
 from tinygrad.engine.jit import CapturedJit, jit_lower
-from tinygrad.engine.realize import capturing, get_graph_runtime, run_linear
+from tinygrad.engine.realize import capturing, get_graph_runtime, graph_cache, run_linear
 from tinygrad.helpers import DEBUG, JIT_BATCH_SIZE, Context, disable_gc
 from tinygrad.renderer import Estimates
 from tinygrad.tensor import all_tensors
@@ -24,6 +24,7 @@ from tinygrad.uop.ops import KernelInfo, Ops, ProgramInfo, UOp, buffers
 
 from metal_ops.commands import CommandList
 from metal_ops.cuda import translate
+from metal_ops.cuda_graph import ChainedGraph, can_chain
 from metal_ops.kernel import Argument, Kernel, Target, target_of
 from metal_ops.memory import part_of
 
@@ -259,6 +260,9 @@ def _bind(linear: UOp, inputs: tuple[UOp, ...]) -> UOp:
         launched, *arguments = call.src
         if launched.op is Ops.CUSTOM_FUNCTION:
             launched = launched.replace(src=(_bind(launched.src[0], inputs),))
+            if target_of(inputs[0].device) is Target.HOPPER and can_chain(launched):
+                # Else tinygrad makes a graph of its own kind.
+                graph_cache[launched] = ChainedGraph(launched)
         found = {uop for argument in arguments for uop in argument.toposort()}
         given = {uop: inputs[uop.arg.slot] for uop in found if uop.op is Ops.PARAM}
         return call.replace(src=(launched, *(argument.substitute(given) for argument in arguments)))

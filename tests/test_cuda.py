@@ -12,7 +12,7 @@ from tinygrad.device import CompileError
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 from metal_ops.contract.report import contracts
-from metal_ops.cuda import translate
+from metal_ops.cuda import WAIT, translate, waits
 from metal_ops.emulated_metal import ToolchainError
 from metal_ops.emulated_metal.toolchain import find_toolchain
 from metal_ops.kernel import HEAD, OLDEST_CUDA, Argument, Kernel, Target, compose
@@ -129,11 +129,22 @@ def test_what_is_rewritten():
         "    uint lane) {",
         "  __shared__ float a[4], b[THREADS];",
         "  float* p = a;",
-        'extern "C" __global__ void __launch_bounds__(64) '
-        "k_64(metal::half* __restrict__ out, const int* __restrict__ x) {",
+        'extern "C" __global__ void __launch_bounds__(64) k_64(metal::half* out, const int* x) {',
         "  metal::k_64(out, x, metal::uint2(blockIdx.x, blockIdx.y), threadIdx.x % 32);",
     ):
         assert line in text.splitlines(), line
+
+
+def test_every_thread_waits_for_the_launch_before():
+    """Before a text that does not wait, and behind one that does: it may have returned by then."""
+    call = "metal::k_64(out, x, metal::uint2(blockIdx.x, blockIdx.y), threadIdx.x % 32);"
+    wait = "metal::wait_for_last_launch();"
+    own = replace(SMALL, source=TEXT.replace("  threadgroup float* p", f"  {WAIT}\n  float* p"))
+    for kernel, body in ((SMALL, [wait, call]), (own, [call, wait])):
+        text = translate(kernel)
+        assert [line.strip() for line in text.splitlines()[-3:-1]] == body
+        assert waits(text)
+    assert not waits('extern "C" __global__ void generated(float* out) {}')
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,17 @@ CUDA` proves the kernels one by one.
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from tinygrad import Tensor, dtypes
 
 from lfm2.convert import convert
 from lfm2.weights import load_weights
+from metal_ops import launch
+from metal_ops.cuda_graph import ChainedGraph
+from metal_ops.kernel import Target, target_of
+from metal_ops.launch import Step, copy_in, empty
+from metal_ops.matmul import matmul
 from metal_ops.quantized import QuantizedMatrix
 from tests import build
 from tests.build import DEMO, build_runner
@@ -90,3 +97,40 @@ def test_bfloat16_stays_within_the_spread_of_the_engines(steps):
     normal = rms(golden.logits, golden.mlx_logits)
     assert rms(ours, golden.logits) <= 1.3 * normal
     assert rms(ours, golden.mlx_logits) <= 1.3 * normal
+
+
+def test_launches_start_early_and_see_what_the_last_one_wrote(monkeypatch):
+    """Products of products, as a chained graph and as tinygrad's own make them."""
+    if target_of("CUDA") is not Target.HOPPER:
+        pytest.skip("graphs are chained on Hopper only")
+    width, depth, chained = 2048, 24, []
+    random = np.random.default_rng(1)
+    values = random.standard_normal((width, width), np.float32) / width**0.5
+    weight = Tensor(values, device="CUDA").cast(dtypes.bfloat16).contiguous().realize()
+    x = empty((1, width), dtypes.bfloat16, "CUDA")
+    inputs = random.standard_normal((50, width), np.float32).view(np.uint32) >> 16
+
+    class Counted(ChainedGraph):
+        def __init__(self, graph):
+            super().__init__(graph)
+            chained.append(len(self.nodes))
+
+    def function():
+        y = x
+        for _ in range(depth):
+            y = matmul(y, weight)
+        return (y,)
+
+    def outputs():
+        step = Step.capture(function, [x, weight])
+        found = []
+        for bits in inputs.astype(np.uint16):
+            copy_in(x, 0, memoryview(bits).cast("B"))
+            found.append(step()[0].bitcast(dtypes.uint16).numpy())
+        return np.concatenate(found)
+
+    monkeypatch.setattr(launch, "ChainedGraph", Counted)
+    early = outputs()
+    assert chained == [depth]
+    monkeypatch.setattr(launch, "can_chain", lambda graph: False)
+    assert np.array_equal(early, outputs()) and chained == [depth]

@@ -24,6 +24,7 @@
   out += t * NUM_HEADS * HEAD_DIM + run * VALUES;
   mixed += (t * NUM_HEADS + head) * SPLITS * HEAD_DIM + at;
   totals += (t * NUM_HEADS + head) * SPLITS * 2;
+  wait_for_last_launch();
   if (position == 0) {
     device const T* value = values + first_place(table, t, head / GROUP) + at;
     *(device vec<T, VALUES>*)out = *(device const vec<T, VALUES>*)value;

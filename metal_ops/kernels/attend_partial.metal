@@ -26,6 +26,7 @@
   const int kv_head = group.x, split = int(group.y) * SIMDGROUPS + int(simdgroup);
   const Tile tile = find_tile(table, group.z);
   if (tile.num_rows == 0 || split > tile.last / KEY_CHUNK) return;
+  wait_for_last_launch();
   const long place = (long(tile.base) * NUM_KV_HEADS + kv_head) * HEAD_DIM;
   Queries queries;
   Mixed sums;

@@ -71,7 +71,9 @@ inline float4 load_u(device const T* row) {
       const float4 kept = load_values(ring + (position + RING) % RING * CHANNELS);
       for (int i = 0; i < VALUES; i++) window[j][i] = position < 0 ? 0.0f : kept[i];
     }
-  } else {
+  }
+  wait_for_last_launch();
+  if (first > 0) {
     for (int j = 0; j < CARRIED; j++) window[j] = load_u(bcx + (first - CARRIED + j) * 3 * CHANNELS);
   }
   for (int r = first; r < min(first + RUN, num_rows); r++) {

@@ -275,6 +275,13 @@ __device__ __forceinline__ void wait_for_groups_but() {
   asm volatile("cp.async.wait_group %0;" : : "n"(NUM_LEFT) : "memory");
 }
 
+// For the end of the launch before, of which nothing is seen until then. From here on the next one may start.
+__device__ __forceinline__ void wait_for_last_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait; griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // Products of Hopper's tensor cores: 16 outputs of each of the 4 SIMD-groups of a warpgroup, all of which take part,
 // with up to 8 tiles of 8 rows out of threadgroup memory. They are begun, and have come after the wait.
 //

@@ -19,6 +19,8 @@
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup MEMORY memory[MEMORY_SIZE];
+  // It has made the lists.
+  wait_for_last_launch();
   const Members members = find_members(lists, group.y, thread_index % 32);
   const int first_output = group.x * (TURNS * OUTPUTS);
   for (int first = members.first; first < members.end; first += ROWS) {

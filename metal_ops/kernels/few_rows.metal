@@ -157,7 +157,10 @@ inline void sum_tile(
   const Ones ones = make_ones();
   Sums sums[ROW_TILES][OUTPUT_TILES];
   clear<ROW_TILES>(sums);
-  if (turn == 0) load_batch(work.next, weights, first, count, lane);
+  if (turn == 0) {
+    load_batch(work.next, weights, first, count, lane);
+    wait_for_last_launch();
+  }
   for (int i = 0; i < count; i += BATCH) {
     BatchWeights now[OUTPUT_TILES];
     UNROLL for (int o = 0; o < OUTPUT_TILES; o++) now[o] = work.next[o];

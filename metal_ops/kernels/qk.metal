@@ -38,6 +38,7 @@
   const int position = row_position(table, t);
   // NOTE: 64 bits, because a pool may hold more than 2^31 numbers.
   const long place = (long(row_base(table, t) + position) * NUM_KV_HEADS + head) * HEAD_DIM;
+  wait_for_last_launch();
   device const T* x = is_query ? q + (t * NUM_HEADS + head) * HEAD_DIM : k + (t * NUM_KV_HEADS + head) * HEAD_DIM;
   device const W* weight = is_query ? q_weight : k_weight;
   device T* out = is_query ? q_out + (t * NUM_HEADS + head) * HEAD_DIM : keys + place;

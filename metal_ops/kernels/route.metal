@@ -21,6 +21,7 @@
   const int end_row = min(first_row + OWN_ROWS, NUM_ROWS);
   float bias[SLOTS];
   load_bias(bias, BIAS lane);
+  wait_for_last_launch();
   choose_rows(&chosen[0], logits, bias, first_row, end_row, lane);
   simdgroup_barrier(mem_flags::mem_threadgroup);
   weigh_rows(weights, &chosen[0], logits, first_row, end_row, lane);
