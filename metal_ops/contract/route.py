@@ -11,6 +11,12 @@ WEIGHT_ROOM = 2e-6
 # The logits of a tied case repeat themselves after so many experts: ties between lanes and within
 # one.
 PERIOD = 4
+IN_ORDER_OF_ID = """int num_used = 0;
+  for (int i = 0; i < SLOTS; i++) {
+    const uint used = lanes_where(totals[i] > 0);
+    rank[i] = num_used + int(popcount(used & ((1u << lane) - 1)));
+    num_used += int(popcount(used));
+  }"""
 CONTROLS = (
     Control(
         "ties go to the higher expert id",
@@ -68,8 +74,8 @@ CONTROLS = (
     ),
     Control(
         "experts in order of id",
-        "totals[i] < below ? totals[i] : 0",
-        "totals[i] < below ? min(totals[i], 1) : 0",
+        "const int num_used = rank_experts(rank, totals, lane);",
+        IN_ORDER_OF_ID,
         "reference",
     ),
     Control(
