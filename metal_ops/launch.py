@@ -54,6 +54,12 @@ def empty(shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
     return tensor
 
 
+def view_of(tensor: Tensor, byte_offset: int, count: int, dtype: DType) -> Tensor:
+    """`count` numbers in the memory of a real tensor, as a real tensor."""
+    view = tensor.uop.buffer.view(count, dtype, byte_offset).ensure_allocated()
+    return Tensor(UOp.from_buffer(view))
+
+
 def copy_in(tensor: Tensor, byte_offset: int, data: memoryview) -> None:
     """Copy `data` over the bytes of a real `tensor` from `byte_offset` on.
 
@@ -123,9 +129,8 @@ class GuardedBuffer:
         self._contents = contents
         self.memory = empty((whole.size,), dtypes.uint8, device)
         copy_in(self.memory, 0, memoryview(whole))
-        view = self.memory.uop.buffer.view(contents.size, dtype, self.GUARD_BYTES)
-        self._view = view.ensure_allocated()
-        self.tensor = Tensor(UOp.from_buffer(self._view)).reshape(contents.shape)
+        view = view_of(self.memory, self.GUARD_BYTES, contents.size, dtype)
+        self.tensor = view.reshape(contents.shape)
 
     def read(self) -> tuple[np.ndarray, bool]:
         """What it holds, and whether the memory around it holds the pattern still."""
