@@ -11,6 +11,10 @@ from tinygrad.uop.ops import Ops, UOp
 from metal_ops.cuda import waits
 
 
+# In the source of a launch that multiplies many rows.
+MANY_ROWS = "#define IS_STAGED 1\n"
+
+
 class _Edge(ctypes.Structure):
     """CUgraphEdgeData of CUDA's driver."""
 
@@ -57,11 +61,16 @@ class ChainedGraph(CUDAGraph):
 
 
 def can_chain(graph: UOp) -> bool:
-    """Whether all launches of a graph wait, and the driver (of CUDA 12.3 or later) knows how."""
+    """Whether all launches of a graph wait, none is of many rows, and the driver (of CUDA 12.3 or
+    later) knows how.
+
+    Many rows gain nothing, and lose where threadgroups are few: those that start early share the
+    first multiprocessors that are free, not all.
+    """
     launched = [call.src[0] for call in graph.src[0].src]
     sources = [part.arg for one in launched for part in one.src if part.op is Ops.SOURCE]
     return (
         len(sources) == len(launched)
-        and all(map(waits, sources))
+        and all(waits(source) and MANY_ROWS not in source for source in sources)
         and hasattr(cuda.dll, "cuGraphAddDependencies_v2")
     )
