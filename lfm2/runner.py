@@ -13,6 +13,7 @@ from tinygrad import Tensor, dtypes
 from lfm2.artifacts import Artifacts
 from lfm2.model import LFM2
 from lfm2.state import State
+from metal_ops.kernel import divide_up
 from metal_ops.launch import Step, copy_in, empty, view_of
 from metal_ops.memory import read_tensor
 from metal_ops.table import Capacity
@@ -93,10 +94,10 @@ class Runner:
         return self.forms[capacity]
 
     def _make_form(self, capacity: Capacity) -> Form:
-        rows, table_size = capacity.rows, capacity.table_size
-        packed = empty((rows + table_size,), dtypes.int32, self.device)
-        tokens = view_of(packed, 0, rows, dtypes.int32)
-        table = view_of(packed, rows * dtypes.int32.itemsize, table_size, dtypes.int32)
+        start = table_start(capacity)
+        packed = empty((start + capacity.table_size,), dtypes.int32, self.device)
+        tokens = view_of(packed, 0, capacity.rows, dtypes.int32)
+        table = view_of(packed, start * dtypes.int32.itemsize, capacity.table_size, dtypes.int32)
         inputs = [tokens, table, *self.model.tensors, *self.state.tensors]
         step = self.artifacts.load(capacity, inputs)
         if step is None:
@@ -142,6 +143,11 @@ def bucket(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
+def table_start(capacity: Capacity) -> int:
+    """Where the table begins behind the tokens: on 64 bytes, for loads of any width."""
+    return divide_up(capacity.rows, 16) * 16
+
+
 def pack(round: Round, capacity: Capacity, scratch_slot: int, scratch_base: int) -> np.ndarray:
     """The tokens (T) of a round, then its table, int32, padding included. See metal_ops/table.py
     for the layout.
@@ -166,9 +172,10 @@ def pack(round: Round, capacity: Capacity, scratch_slot: int, scratch_base: int)
         columns += (scratch_slot, 0, len(tokens), num_padding, scratch_base)
         # Each at position 0 of a scratch token of its own: no two rows may write the same.
         bases += range(scratch_base, scratch_base + num_padding)
-    packed = np.zeros(capacity.rows + capacity.table_size, np.int32)
+    start = table_start(capacity)
+    packed = np.zeros(start + capacity.table_size, np.int32)
     packed[: len(tokens)] = tokens
-    table = packed[capacity.rows :]
+    table = packed[start:]
     table[0] = num_segments
     table[1 : 1 + len(columns)] = columns
     rows = table[capacity.rows_offset : capacity.drawn_offset].reshape(capacity.rows, 2)

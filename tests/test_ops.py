@@ -27,7 +27,7 @@ from metal_ops.quantized import QuantizedMatrix
 from metal_ops.route import choose_reference, group_reference, route
 from metal_ops.tap import tap, tap_kernel
 from lfm2.model import rope_angles
-from lfm2.runner import capacity_of, pack
+from lfm2.runner import capacity_of, pack, table_start
 from scheduler.rounds import Round, Segment
 
 DEVICE = default_device()
@@ -69,7 +69,7 @@ def ragged(segments, num_slots=4, scratch_base=64):
     )
     capacity = capacity_of(round, 1)
     packed = pack(round, capacity, num_slots, scratch_base)
-    return capacity, Tensor(packed[capacity.rows :])
+    return capacity, Tensor(packed[table_start(capacity) :])
 
 
 @pytest.mark.parametrize("rows, width", [(1, 64), (5, 97), (3, 1024)])
