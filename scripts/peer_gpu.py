@@ -19,9 +19,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, StaticCache
-from transformers.utils import logging
+try:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, StaticCache
+    from transformers.utils import logging
+except ImportError as error:
+    sys.exit(f"peer_gpu: torch and transformers are needed: {error}")
 
 from scripts.gpu.counts import AFTER, NUM_PROMPTS, NUM_ROUNDS, NUM_WARM_UPS, add_counts, rates
 from scripts.make_checkpoint import SHAPES, config_of
