@@ -149,8 +149,8 @@ def table_start(capacity: Capacity) -> int:
 
 
 def pack(round: Round, capacity: Capacity, scratch_slot: int, scratch_base: int) -> np.ndarray:
-    """The tokens (T) of a round, then its table, int32, padding included. See metal_ops/table.py
-    for the layout.
+    """The tokens (T) of a round, then from `table_start` on its table, int32, padding included. See
+    metal_ops/table.py for the table's layout.
     """
     # NOTE: in lists first, because numpy takes most of a microsecond for each piece of an array:
     # for 32 streams 30 us, not 65.

@@ -70,7 +70,9 @@ def translate(kernel: Kernel) -> str:
 
 
 def waits(source: str) -> bool:
-    """Whether launches of a CUDA source wait for the one before them: of all that is translated."""
+    """Whether a CUDA source is one that `translate` made: launches of those wait for the one before
+    them, and those of tinygrad's own kernels do not.
+    """
     return source.startswith(_header())
 
 
@@ -84,8 +86,9 @@ def _position(name: str, kind: str, attribute: str) -> str:
 def _entry(kernel: Kernel, positions: list[str], waits_itself: bool) -> str:
     """The launched function: its parameters are the kernel's buffers, in order.
 
-    Every thread waits for the launch before: those that the kernel's own wait has not reached when
-    they have returned, because once this launch has ended the next one goes on.
+    Every thread waits for the launch before. A kernel that waits itself may return from some
+    threads without, so these do it at the end: the next launch takes this one's end for that of all
+    before it.
     """
     # NOTE: no __restrict__: the compiler would move loads ahead of the wait. Nothing else changes.
     parameters = [

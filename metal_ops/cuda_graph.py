@@ -1,4 +1,4 @@
-"""A round's launches on NVIDIA GPUs, each of which starts before the one before it has ended."""
+"""A round's launches on Hopper, each of which starts before the one before it has ended."""
 
 import ctypes
 
@@ -47,13 +47,14 @@ class ChainedGraph(CUDAGraph):
         edges = (_Edge * count)(*[PROGRAMMATIC] * count)
         add = cuda.dll.cuGraphAddDependencies_v2
         check(add(self.graph, before, after, edges, ctypes.c_size_t(count)))
-        check(cuda.cuGraphExecDestroy(self.instance))
+        unchained = self.instance
         self.instance = init_c_var(
             cuda.CUgraphExec,
             lambda made: check(
                 cuda.cuGraphInstantiate_v2(ctypes.byref(made), self.graph, None, None, 0)
             ),
         )
+        check(cuda.cuGraphExecDestroy(unchained))
 
     def new_node(self, buffers: list, written: list[int]) -> tuple[None, cuda.CUgraphNode]:
         """A node that depends on none yet."""
@@ -64,8 +65,8 @@ def can_chain(graph: UOp) -> bool:
     """Whether all launches of a graph wait, none is of many rows, and the driver (of CUDA 12.3 or
     later) knows how.
 
-    Many rows gain nothing, and lose where threadgroups are few: those that start early share the
-    first multiprocessors that are free, not all.
+    Many rows gain nothing, and lose where threadgroups are few: a prompt of 512 takes the 350M's
+    shape 1.12x as long (measured on an H200).
     """
     launched = [call.src[0] for call in graph.src[0].src]
     sources = [part.arg for one in launched for part in one.src if part.op is Ops.SOURCE]

@@ -20,8 +20,8 @@ HEAD = """#include <metal_stdlib>
 using namespace metal;
 // Loops over arrays that have to be in registers.
 #define UNROLL _Pragma("clang loop unroll(full)")
-// Before this a kernel reads nothing that the last launch has written. Only NVIDIA's GPUs start launches early, and
-// have a wait to do: kernels/cuda.cuh.
+// Before this a kernel reads nothing that the last launch has written, and writes nothing but threadgroup memory. Only
+// on Hopper does a launch start before the last one's end, and has something to wait for: kernels/cuda.cuh.
 inline void wait_for_last_launch() {}
 """
 SIMD_WIDTH = 32

@@ -211,8 +211,8 @@ class Step:
         tensors = [tensor for reference in list(all_tensors) if (tensor := reference()) is not None]
         held = {uop for tensor in tensors for uop in tensor.uop.toposort() if uop.op is Ops.BUFFER}
         uops = [tensor.uop.base for tensor in inputs]
-        # A graph is launched by the host in one call, however long it is; only Metal starts early
-        # on the first of several.
+        # The host launches a graph in one call, however long it is. Of several graphs Metal begins
+        # the first while the host is still at the others, which CUDA gains nothing by.
         is_cuda = uops[0].device.startswith("CUDA")
         with Context(JIT_BATCH_SIZE=0 if is_cuda else JIT_BATCH_SIZE.value):
             lowered = jit_lower(whole, set(buffers) | held, uops)
@@ -266,7 +266,7 @@ def _bind(linear: UOp, inputs: tuple[UOp, ...]) -> UOp:
         if launched.op is Ops.CUSTOM_FUNCTION:
             launched = launched.replace(src=(_bind(launched.src[0], inputs),))
             if target_of(inputs[0].device) is Target.HOPPER and can_chain(launched):
-                # Else tinygrad makes a graph of its own kind.
+                # tinygrad launches what it finds here, and makes a graph of its own kind else.
                 graph_cache[launched] = ChainedGraph(launched)
         found = {uop for argument in arguments for uop in argument.toposort()}
         given = {uop: inputs[uop.arg.slot] for uop in found if uop.op is Ops.PARAM}

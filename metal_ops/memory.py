@@ -67,7 +67,7 @@ def part_of(buffer: Buffer, offset: int, num_bytes: int) -> Buffer:
     if offset < 0 or offset + num_bytes > buffer.nbytes:
         raise ValueError(f"bytes {offset} to {offset + num_bytes} of {buffer.nbytes}")
     if num_bytes == buffer.nbytes:
-        # A view takes some microseconds to make; a decode round would make three.
+        # A view takes some microseconds to make; a decode round would make two.
         return buffer.ensure_allocated()
     return buffer.view(num_bytes, dtypes.uint8, offset).ensure_allocated()
 

@@ -13,9 +13,12 @@ from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 from metal_ops.contract.report import contracts
 from metal_ops.cuda import WAIT, translate, waits
+from metal_ops.cuda_graph import MANY_ROWS
 from metal_ops.emulated_metal import ToolchainError
 from metal_ops.emulated_metal.toolchain import find_toolchain
 from metal_ops.kernel import HEAD, OLDEST_CUDA, Argument, Kernel, Target, compose
+from metal_ops.matmul import matmul_kernel
+from metal_ops.products import WeightKind
 
 CONTRACTS = {contract.name: contract for contract in contracts(Target.CUDA)}
 # What only Hopper has.
@@ -145,6 +148,13 @@ def test_every_thread_waits_for_the_launch_before():
         assert [line.strip() for line in text.splitlines()[-3:-1]] == body
         assert waits(text)
     assert not waits('extern "C" __global__ void generated(float* out) {}')
+
+
+@pytest.mark.parametrize("num_rows, is_many", [(1, False), (32, False), (512, True)])
+def test_launches_of_many_rows_are_known_by_their_source(num_rows, is_many):
+    weight = WeightKind((2048, 2048), dtypes.bfloat16)
+    kernel = matmul_kernel(num_rows, weight, dtypes.bfloat16, dtypes.bfloat16, target=Target.HOPPER)
+    assert (MANY_ROWS in translate(kernel)) == is_many
 
 
 @pytest.mark.parametrize(

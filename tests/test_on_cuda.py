@@ -18,9 +18,10 @@ from metal_ops.cuda_graph import ChainedGraph
 from metal_ops.kernel import Target, target_of
 from metal_ops.launch import Step, copy_in, empty
 from metal_ops.matmul import matmul
+from metal_ops.memory import read_tensor
 from metal_ops.quantized import QuantizedMatrix
 from tests import build
-from tests.build import DEMO, build_runner
+from tests.build import DEMO, build_runner, chunked, run, segment
 from tests.test_model import (
     SPELLINGS,
     TOLERANCE,
@@ -30,10 +31,11 @@ from tests.test_model import (
     prompt_logits,
     rms,
 )
-from tests.tiny import write_checkpoint
+from tests.tiny import dense_config, moe_config, write_checkpoint
 
 # Collected here too, with this module's cases.
 from tests.test_rounds import (  # noqa: F401
+    STREAMS,
     cases_on,
     test_a_round_writes_its_own_rows_and_the_scratch_only,
     test_a_slot_let_again_starts_afresh,
@@ -99,21 +101,30 @@ def test_bfloat16_stays_within_the_spread_of_the_engines(steps):
     assert rms(ours, golden.mlx_logits) <= 1.3 * normal
 
 
-def test_launches_start_early_and_see_what_the_last_one_wrote(monkeypatch):
-    """Products of products, as a chained graph and as tinygrad's own make them."""
+@pytest.fixture
+def chained(monkeypatch):
+    """How many launches each graph has that was chained."""
     if target_of("CUDA") is not Target.HOPPER:
         pytest.skip("graphs are chained on Hopper only")
-    width, depth, chained = 2048, 24, []
+    lengths = []
+
+    class Counted(ChainedGraph):
+        def __init__(self, graph):
+            super().__init__(graph)
+            lengths.append(len(self.nodes))
+
+    monkeypatch.setattr(launch, "ChainedGraph", Counted)
+    return lengths
+
+
+def test_chained_launches_see_what_the_last_one_wrote(chained, monkeypatch):
+    """Products of products, as a chained graph and as tinygrad's own make them."""
+    width, depth = 2048, 24
     random = np.random.default_rng(1)
     values = random.standard_normal((width, width), np.float32) / width**0.5
     weight = Tensor(values, device="CUDA").cast(dtypes.bfloat16).contiguous().realize()
     x = empty((1, width), dtypes.bfloat16, "CUDA")
     inputs = random.standard_normal((50, width), np.float32).view(np.uint32) >> 16
-
-    class Counted(ChainedGraph):
-        def __init__(self, graph):
-            super().__init__(graph)
-            chained.append(len(self.nodes))
 
     def function():
         y = x
@@ -129,8 +140,35 @@ def test_launches_start_early_and_see_what_the_last_one_wrote(monkeypatch):
             found.append(step()[0].bitcast(dtypes.uint16).numpy())
         return np.concatenate(found)
 
-    monkeypatch.setattr(launch, "ChainedGraph", Counted)
     early = outputs()
     assert chained == [depth]
     monkeypatch.setattr(launch, "can_chain", lambda graph: False)
     assert np.array_equal(early, outputs()) and chained == [depth]
+
+
+@pytest.mark.parametrize("config", [dense_config(), moe_config()], ids=["dense", "moe"])
+def test_chained_rounds_equal_others(config, chained, steps, tmp_path, monkeypatch):
+    """Prompts, single rows, windows and shared rounds: every logit and all that is kept, to the
+    bit.
+    """
+    folder = write_checkpoint(tmp_path, config, dtype="bfloat16")
+
+    def logits_and_state():
+        runner = build_runner(folder, steps, "bfloat16", device="CUDA")
+        rows = [
+            chunked(runner, slot, 100 * slot, STREAMS[slot], (20 + slot, *(1,) * 20, 3, 8))
+            for slot in range(3)
+        ]
+        for i in range(10):
+            segments = [segment(s, 100 * s, 51 + s + i, STREAMS[s][:1]) for s in range(3)]
+            rows += run(runner, *segments)
+        state = [bytes(read_tensor(kept, 0, kept.nbytes())) for kept in runner.state.tensors]
+        return np.concatenate(rows), state, runner.forms.values()
+
+    early, early_state, forms = logits_and_state()
+    assert chained == [len(form.step.launches) for form in forms] and len(chained) == 5
+    monkeypatch.setattr(launch, "can_chain", lambda graph: False)
+    late, late_state, _ = logits_and_state()
+    assert len(chained) == 5
+    np.testing.assert_array_equal(early, late)
+    assert early_state == late_state

@@ -200,8 +200,8 @@ __device__ __forceinline__ uint looked_up(uint a, uint b, uint c) {
 // Of the 8 bytes of a, then b, lowest first, those whose numbers are the digits, lowest first.
 __device__ __forceinline__ uint chosen_bytes(uint a, uint b, uint digits) { return ::__byte_perm(a, b, digits); }
 
-// Loads that stay before the next barrier or hold_lanes. The compiler moves those that it knows only to read to where
-// their values are used. load_with_next: memory is asked for the 256 bytes around.
+// Loads that stay before the next barrier or hold_lanes. The compiler moves others to where their values are used.
+// load_with_next: memory is asked for the 256 bytes around.
 #define LOADS(name, hint) \
   __device__ __forceinline__ uint4 name(const uint4* from) { \
     uint4 words; \

@@ -3,8 +3,8 @@
 //
 // Grid: (tiles of TURNS * OUTPUTS outputs, tiles of members that there may be); THREADS threads. Called by
 // metal_ops/experts.py. As matmul, to whose sums these are equal to the bit, of members of one expert, taken as
-// expert_gate_up does and for its reasons. The lists are older than the last launch. Moves the weights of the experts
-// that have members, once.
+// expert_gate_up does and for its reasons. The lists may be read before the wait: not the last launch, expert_gate_up,
+// but one before it made them. Moves the weights of the experts that have members, once.
 
 [[kernel, max_total_threads_per_threadgroup(THREADS)]] void expert_down(
     device float* outputs,

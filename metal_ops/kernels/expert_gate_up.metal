@@ -19,7 +19,7 @@
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup MEMORY memory[MEMORY_SIZE];
-  // It has made the lists.
+  // The last launch has made the lists.
   wait_for_last_launch();
   const Members members = find_members(lists, group.y, thread_index % 32);
   const int first_output = group.x * (TURNS * OUTPUTS);
