@@ -1,6 +1,7 @@
 """A round: what one forward of the model computes, in integers."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,10 @@ class Round:
 
     segments: tuple[Segment, ...]
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         return sum(len(segment.tokens) for segment in self.segments)
 
-    @property
+    @cached_property
     def num_drawn(self) -> int:
         return sum(segment.num_drawn for segment in self.segments)

@@ -69,7 +69,7 @@ def ragged(segments, num_slots=4, scratch_base=64):
     )
     capacity = capacity_of(round, 1)
     packed = pack(round, capacity, num_slots, scratch_base)
-    return capacity, Tensor(packed[table_start(capacity) :])
+    return capacity, Tensor(np.array(packed[table_start(capacity) :]))
 
 
 @pytest.mark.parametrize("rows, width", [(1, 64), (5, 97), (3, 1024)])
